@@ -1,0 +1,131 @@
+"""Domain errors without HTTP, and the one table that maps them to it.
+
+A `NexusError` carries a public message that tells the caller what to do, and an internal one for
+the log. Only the edges (`app.problem`, `app.bridge.errors`) turn it into a response.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class ErrorCode(StrEnum):
+    """Every error a caller can meet on either API."""
+
+    MISSING_FIELD = "missing_field"
+    UNKNOWN_FIELD = "unknown_field"
+    INVALID_FIELD = "invalid_field"
+    INVALID_JSON = "invalid_json"
+    INVALID_BODY = "invalid_body"
+    INVALID_CONTENT_LENGTH = "invalid_content_length"
+    INVALID_CURSOR = "invalid_cursor"
+    UNAUTHORIZED = "unauthorized"
+    FORBIDDEN = "forbidden"
+    TENANT_FORBIDDEN = "tenant_forbidden"
+    NOT_FOUND = "not_found"
+    METHOD_NOT_ALLOWED = "method_not_allowed"
+    GENERATION_CONFLICT = "generation_conflict"
+    VALIDATION_EVIDENCE_MISSING = "validation_evidence_missing"
+    VALIDATION_EVIDENCE_MISMATCH = "validation_evidence_mismatch"
+    SOURCE_HANDLE_MISMATCH = "source_handle_mismatch"
+    SOURCE_STATE_MISMATCH = "source_state_mismatch"
+    SOURCE_LOCATION_MISMATCH = "source_location_mismatch"
+    UNKNOWN_MATERIALIZATION_OPTION = "unknown_materialization_option"
+    MATERIALIZATION_OPTION_CONSUMED = "materialization_option_consumed"
+    MATERIALIZATION_OPTION_EXPIRED = "materialization_option_expired"
+    MATERIALIZATION_OPTION_MISMATCH = "materialization_option_mismatch"
+    MATERIALIZATION_TARGET_MISMATCH = "materialization_target_mismatch"
+    REQUEST_TOO_LARGE = "request_too_large"
+    QUERY_TOO_LARGE = "query_too_large"
+    UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
+    UNSUPPORTED_IDENTITY = "unsupported_identity"
+    UNSUPPORTED_BRIDGE_SCHEMA = "unsupported_bridge_schema"
+    UNSUPPORTED_NEXUSKV_SCHEMA = "unsupported_nexuskv_schema"
+    INTERNAL_ERROR = "internal_error"
+    MATERIALIZATION_UNAVAILABLE = "materialization_unavailable"
+    DATABASE_UNAVAILABLE = "database_unavailable"
+    OVERLOADED = "overloaded"
+
+
+class ErrorRule(NamedTuple):
+    """How one code travels: HTTP status, whether the same request may succeed later, a title."""
+
+    status: int
+    retryable: bool
+    title: str
+
+
+ERROR_RULES: dict[ErrorCode, ErrorRule] = {
+    ErrorCode.MISSING_FIELD: ErrorRule(400, False, "A required field is missing"),
+    ErrorCode.UNKNOWN_FIELD: ErrorRule(400, False, "A field is not known"),
+    ErrorCode.INVALID_FIELD: ErrorRule(400, False, "A field has an invalid value"),
+    ErrorCode.INVALID_JSON: ErrorRule(400, False, "The body is not JSON"),
+    ErrorCode.INVALID_BODY: ErrorRule(400, False, "The body has the wrong shape"),
+    ErrorCode.INVALID_CONTENT_LENGTH: ErrorRule(400, False, "Content-Length is invalid"),
+    ErrorCode.INVALID_CURSOR: ErrorRule(400, False, "The page cursor is invalid"),
+    ErrorCode.UNAUTHORIZED: ErrorRule(401, False, "A valid API key is required"),
+    ErrorCode.FORBIDDEN: ErrorRule(403, False, "The API key lacks the scope"),
+    ErrorCode.TENANT_FORBIDDEN: ErrorRule(403, False, "The API key lacks the tenant"),
+    ErrorCode.NOT_FOUND: ErrorRule(404, False, "Not found"),
+    ErrorCode.METHOD_NOT_ALLOWED: ErrorRule(405, False, "Method not allowed"),
+    ErrorCode.GENERATION_CONFLICT: ErrorRule(409, False, "The state has another generation"),
+    ErrorCode.VALIDATION_EVIDENCE_MISSING: ErrorRule(409, False, "Evidence is missing"),
+    ErrorCode.VALIDATION_EVIDENCE_MISMATCH: ErrorRule(409, False, "Evidence differs"),
+    ErrorCode.SOURCE_HANDLE_MISMATCH: ErrorRule(409, False, "The source handle is not valid"),
+    ErrorCode.SOURCE_STATE_MISMATCH: ErrorRule(409, False, "The source state differs"),
+    ErrorCode.SOURCE_LOCATION_MISMATCH: ErrorRule(409, False, "The source location differs"),
+    ErrorCode.UNKNOWN_MATERIALIZATION_OPTION: ErrorRule(409, False, "No such option"),
+    ErrorCode.MATERIALIZATION_OPTION_CONSUMED: ErrorRule(409, False, "The option is consumed"),
+    ErrorCode.MATERIALIZATION_OPTION_EXPIRED: ErrorRule(409, False, "The option is expired"),
+    ErrorCode.MATERIALIZATION_OPTION_MISMATCH: ErrorRule(409, False, "The option differs"),
+    ErrorCode.MATERIALIZATION_TARGET_MISMATCH: ErrorRule(409, False, "The target differs"),
+    ErrorCode.REQUEST_TOO_LARGE: ErrorRule(413, False, "The body is too large"),
+    ErrorCode.QUERY_TOO_LARGE: ErrorRule(413, False, "The query has too many tokens"),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRule(415, False, "The body must be JSON"),
+    ErrorCode.UNSUPPORTED_IDENTITY: ErrorRule(422, False, "The identity is not supported"),
+    ErrorCode.UNSUPPORTED_BRIDGE_SCHEMA: ErrorRule(422, False, "Unsupported bridge schema"),
+    ErrorCode.UNSUPPORTED_NEXUSKV_SCHEMA: ErrorRule(422, False, "Unsupported NexusKV schema"),
+    ErrorCode.INTERNAL_ERROR: ErrorRule(500, True, "Internal error"),
+    ErrorCode.MATERIALIZATION_UNAVAILABLE: ErrorRule(503, True, "Materialization is unavailable"),
+    ErrorCode.DATABASE_UNAVAILABLE: ErrorRule(503, True, "The database is unavailable"),
+    ErrorCode.OVERLOADED: ErrorRule(503, True, "The service is at its limit"),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FieldError:
+    """One finding in a caller's document: JSON pointer, code, and what would be right."""
+
+    pointer: str
+    code: ErrorCode
+    detail: str
+
+
+class NexusError(Exception):
+    """A refusal with a code from the closed enum.
+
+    `message` is public and says what to do; `internal` goes to the log only.
+    """
+
+    def __init__(
+        self,
+        code: ErrorCode,
+        message: str,
+        *,
+        errors: Sequence[FieldError] = (),
+        internal: str | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.code = code
+        self.message = message
+        self.errors = tuple(errors)
+        self.internal = internal
+
+    @property
+    def status(self) -> int:
+        return ERROR_RULES[self.code].status
+
+    @property
+    def retryable(self) -> bool:
+        return ERROR_RULES[self.code].retryable
