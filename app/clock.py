@@ -39,6 +39,9 @@ class IdSource(Protocol):
     def uuid7(self) -> UUID:
         """A version 7 UUID (RFC 9562): 48 bits of milliseconds, then 74 random bits."""
 
+    def random_bytes(self, count: int) -> bytes:
+        """`count` cryptographically strong random bytes."""
+
 
 class SystemIds:
     """uuidv7 whose randomness is drawn from the kernel in blocks, to spare a call per id."""
@@ -63,3 +66,6 @@ class SystemIds:
         rand_a = (rand >> 62) & 0xFFF
         rand_b = rand & 0x3FFF_FFFF_FFFF_FFFF
         return UUID(int=(ms << 80) | (0x7 << 76) | (rand_a << 64) | (0b10 << 62) | rand_b)
+
+    def random_bytes(self, count: int) -> bytes:
+        return os.urandom(count)

@@ -1,0 +1,31 @@
+"""The `nexuskv` command."""
+
+import typer
+
+from app.cli.keys import keys_app
+from app.cli.migrate import migrate_command
+from app.cli.openapi import openapi_command
+from app.cli.replay import replay_command
+from app.cli.serve import serve_command
+from app.cli.trace import trace_app
+from app.cli.up import up_command
+
+cli = typer.Typer(
+    name="nexuskv",
+    help="Is this model state safe to reuse, is it worth it, from where, and what happened.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_show_locals=False,
+)
+cli.command("up")(up_command)
+cli.command("serve")(serve_command)
+cli.command("migrate")(migrate_command)
+cli.add_typer(keys_app, name="keys")
+cli.command("replay")(replay_command)
+cli.add_typer(trace_app, name="trace")
+cli.command("openapi")(openapi_command)
+
+
+def main() -> None:
+    """The entry point of the console script."""
+    cli()

@@ -1,0 +1,289 @@
+"""The bridge's operations as plain ASGI: reached before the router and its middleware.
+
+Each is one straight line: authenticate, read, decode, run the slice of the pipeline, answer. The
+published schema is `app.bridge.schemas`; `app.bridge.openapi` puts it into the API document.
+"""
+
+from collections.abc import Awaitable, Callable
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from app.bridge.answers import NO_MATCH, estimate_answer, lookup_answer, materialize_answer
+from app.bridge.errors import error_body, on_the_wire
+from app.bridge.handles import HandleKeys, parse_option_id, target_digest
+from app.bridge.schemas import BRIDGE_SCHEMA
+from app.bridge.wire import BridgeDecoder
+from app.clock import Clock
+from app.control.auth import Access
+from app.control.keys import Principal
+from app.control.keys import Scope as KeyScope
+from app.errors import ErrorCode, NexusError
+from app.http_limits import ClientDisconnectedError, read_body, refuse_body
+from app.index.matcher import Freshness
+from app.index.registered import ScopeIdentity
+from app.lifecycle.caller import Caller, Refused
+from app.lifecycle.estimate import Estimate
+from app.lifecycle.lookup import Hit, Lookup
+from app.lifecycle.materialize import Materialize
+from app.lifecycle.queries import EstimateQuery, LookupQuery, MaterializeQuery
+from app.metrics import Metrics, Operation
+from app.problem import RETRY_AFTER_S
+from app.request_context import Trace, request_id_of, trace_of
+
+PREFIX: Final = "/locus/"
+HEALTH_PATH: Final = "/healthz"
+_JSON: Final = (b"content-type", b"application/json")
+_HEALTH: Final = b'{"status":"ok","schema_version":"%b"}' % BRIDGE_SCHEMA.encode()
+_US_PER_S: Final = 1_000_000
+log = structlog.get_logger("nexuskv.bridge")
+
+
+class Reply(NamedTuple):
+    """One answer: its body, and the decision behind it if one was made."""
+
+    body: bytes
+    decision_id: UUID | None
+    error: NexusError | None = None
+    known: bool = True
+
+
+class Bridge:
+    """`POST /locus/v1/lookup|estimate|materialize` and `GET /healthz`."""
+
+    def __init__(
+        self,
+        access: Access,
+        handles: HandleKeys,
+        lookup: Lookup,
+        estimate: Estimate,
+        materialize: Materialize,
+        freshness: Callable[[], Freshness],
+        metrics: Metrics,
+        clock: Clock,
+    ) -> None:
+        self._access = access
+        self._handles = handles
+        self._lookup = lookup
+        self._estimate = estimate
+        self._materialize = materialize
+        self._freshness = freshness
+        self._metrics = metrics
+        self._clock = clock
+        self._decoder = BridgeDecoder()
+        self._operations: dict[
+            str, tuple[Operation, Callable[[bytes, Caller], Reply | Awaitable[Reply]]]
+        ] = {
+            "/locus/v1/lookup": ("lookup", self._on_lookup),
+            "/locus/v1/estimate": ("estimate", self._on_estimate),
+            "/locus/v1/materialize": ("materialize", self._on_materialize),
+        }
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_us = self._clock.monotonic_us()
+        found = self._operations.get(scope["path"])
+        if found is None or scope["method"] != "POST":
+            await self._other(scope, receive, send)
+            return
+        operation, handler = found
+        trace = trace_of(scope["headers"])
+        try:
+            reply = await self._reply(scope, receive, handler, trace, started_us)
+        except ClientDisconnectedError:
+            return
+        except NexusError as error:
+            reply = _refusal(error, None)
+        except Exception as error:
+            log.exception("bridge_failed", operation=operation)
+            reply = _refusal(_internal(error), None)
+        await self._send(scope, receive, send, reply, trace)
+        self._observe(scope, operation, reply, trace, started_us)
+
+    async def _reply(
+        self,
+        scope: Scope,
+        receive: Receive,
+        handler: Callable[[bytes, Caller], Reply | Awaitable[Reply]],
+        trace: Trace | None,
+        started_us: int,
+    ) -> Reply:
+        principal: Principal | None = self._access.authenticate_known(scope["headers"])
+        if principal is None:
+            principal = await self._access.authenticate(scope)
+        if not principal.allows(KeyScope.BRIDGE):
+            raise NexusError(ErrorCode.FORBIDDEN, f"this needs an API key of scope {KeyScope.BRIDGE}")
+        body = await read_body(scope, receive)
+        reply = handler(body, Caller(principal, trace.trace_id if trace else None, started_us))
+        return reply if isinstance(reply, Reply) else await reply
+
+    def _on_lookup(self, body: bytes, caller: Caller) -> Reply:
+        request = self._decoder.lookup(body)
+        identity, evidence = request.identity, request.evidence
+        answer = self._lookup.run(
+            LookupQuery(
+                ScopeIdentity(
+                    identity.tenant,
+                    identity.namespace,
+                    identity.model,
+                    identity.engine_family,
+                    identity.semantic_type,
+                ),
+                identity.tokens,
+                evidence,
+                request.evidence_number,
+            ),
+            caller,
+            self._freshness(),
+        )
+        if isinstance(answer, Hit):
+            self._metrics.count_lookup("hit")
+            handle = self._handles.seal_source(answer.grant)
+            return Reply(
+                lookup_answer(
+                    answer.candidate,
+                    identity.tokens,
+                    evidence.model_identity,
+                    evidence.input_semantic_identity,
+                    handle,
+                ),
+                answer.decision_id,
+            )
+        if isinstance(answer, Refused):
+            self._metrics.count_lookup("excluded")
+            return _refusal(answer.error, answer.decision_id)
+        self._metrics.count_lookup("miss" if answer.known else "unknown")
+        return Reply(NO_MATCH, answer.decision_id, known=answer.known)
+
+    async def _on_estimate(self, body: bytes, caller: Caller) -> Reply:
+        request = self._decoder.estimate(body)
+        answer = await self._estimate.run(
+            EstimateQuery(
+                grant=self._handles.open_source(request.source_handle),
+                source_state=request.source_state,
+                source_locator=request.source_locator,
+                source_tier=request.source_tier,
+                target_digest=target_digest(
+                    request.target_id, request.target_engine_id, request.target_engine_generation
+                ),
+                target_id=request.target_id,
+                target_engine_id=request.target_engine_id,
+                target_engine_generation=request.target_engine_generation,
+                target_residency=request.target_residency,
+            ),
+            caller,
+        )
+        if isinstance(answer, Refused):
+            return _refusal(answer.error, answer.decision_id)
+        handle = self._handles.seal_option(answer.grant)
+        return Reply(estimate_answer(answer, handle), answer.decision_id)
+
+    async def _on_materialize(self, body: bytes, caller: Caller) -> Reply:
+        request = self._decoder.materialize(body)
+        answer = await self._materialize.run(
+            MaterializeQuery(
+                option_id=parse_option_id(request.option_id),
+                grant=self._handles.open_option(request.option_handle),
+                import_id=request.import_id,
+                target_digest=target_digest(
+                    request.target_id, request.target_engine_id, request.target_engine_generation
+                ),
+                target_engine_id=request.target_engine_id,
+                sink_namespace=request.sink_namespace,
+                sink_value=request.sink_value,
+            ),
+            caller,
+        )
+        if isinstance(answer, Refused):
+            return _refusal(answer.error, answer.decision_id)
+        return Reply(materialize_answer(answer.receipt), answer.decision_id)
+
+    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
+            reply = Reply(_HEALTH, None)
+        else:
+            reply = _refusal(
+                NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one"),
+                None,
+            )
+        await self._send(scope, receive, send, reply, None)
+
+    async def _send(
+        self, scope: Scope, receive: Receive, send: Send, reply: Reply, trace: Trace | None
+    ) -> None:
+        headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
+        status = 200
+        if reply.decision_id is not None:
+            headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
+            headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
+        if not reply.known:
+            headers.append((b"x-nexuskv-match", b"unknown"))
+        if reply.error is not None:
+            status = reply.error.status
+            headers += _error_headers(reply.error)
+            if reply.error.code in _BODY_UNREAD:
+                await refuse_body(scope, receive, send, (status, headers, reply.body))
+                return
+        body = b"" if scope["method"] == "HEAD" else reply.body
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": body})
+
+    def _observe(
+        self, scope: Scope, operation: Operation, reply: Reply, trace: Trace | None, started_us: int
+    ) -> None:
+        duration_us = self._clock.monotonic_us() - started_us
+        error = reply.error
+        self._metrics.observe_bridge(
+            operation, error.code if error else None, duration_us / _US_PER_S
+        )
+        if error is None:
+            # The decision is the record of an answer; a log line each would cost more than it.
+            return
+        log.warning(
+            "bridge_refused",
+            operation=operation,
+            code=error.code.value,
+            status=error.status,
+            duration_us=duration_us,
+            decision_id=str(reply.decision_id) if reply.decision_id else None,
+            trace_id=trace.trace_id if trace else None,
+            request_id=request_id_of(scope["headers"]),
+            cause=error.internal,
+        )
+
+
+# Answered before the body was read: the client may still be sending it.
+_BODY_UNREAD: Final = frozenset(
+    {ErrorCode.REQUEST_TOO_LARGE, ErrorCode.INVALID_CONTENT_LENGTH, ErrorCode.UNAUTHORIZED}
+)
+
+
+def _refusal(error: NexusError, decision_id: UUID | None) -> Reply:
+    error = on_the_wire(error)
+    return Reply(error_body(error), decision_id, error)
+
+
+def _internal(error: Exception) -> NexusError:
+    return NexusError(
+        ErrorCode.INTERNAL_ERROR,
+        "an unexpected error; it is in the service's log",
+        internal=repr(error),
+    )
+
+
+def _error_headers(error: NexusError) -> list[tuple[bytes, bytes]]:
+    if error.code is ErrorCode.UNAUTHORIZED:
+        return [(b"www-authenticate", b"Bearer")]
+    if error.status == 503:
+        return [(b"retry-after", b"%d" % RETRY_AFTER_S)]
+    return []
+
+
+def _traceparent(decision_id: UUID, trace: Trace | None) -> bytes:
+    """The caller's trace continued, or a new one that begins with this decision."""
+    text = decision_id.hex
+    if trace is None:
+        return f"00-{text}-{text[16:]}-00".encode()
+    return f"00-{trace.trace_id}-{text[16:]}-{trace.flags}".encode()
+

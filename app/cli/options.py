@@ -1,0 +1,61 @@
+"""Options that several commands share, and how a command fails."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from app.logging import mask_text
+from app.settings import DEFAULT_LISTEN, DEFAULT_POLICY_FILE
+
+Listen = Annotated[
+    str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+]
+Fixtures = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--fixture", metavar="FILE", help="Register the states of a fixture file; repeat it."
+    ),
+]
+ReadyFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--ready-file", metavar="FILE", help="Write the base URL here, as JSON, once it answers."
+    ),
+]
+PolicyFile = Annotated[
+    Path, typer.Option("--policy", metavar="FILE", help="The execution policy, YAML or JSON.")
+]
+LogLevel = Annotated[
+    str, typer.Option("--log-level", envvar="NEXUSKV_LOG_LEVEL", help="debug, info, warning, error.")
+]
+DatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        envvar="NEXUSKV_DATABASE_URL",
+        show_default=False,
+        help="postgresql://USER@HOST/DATABASE.",
+    ),
+]
+LISTEN_DEFAULT = DEFAULT_LISTEN
+POLICY_DEFAULT = DEFAULT_POLICY_FILE
+
+
+def failure(message: str, *, exit_code: int = 1) -> typer.Exit:
+    """Says on stderr what went wrong, secrets masked; raise what it returns."""
+    text = mask_text(message).replace("[", r"\[")
+    Console(stderr=True, soft_wrap=True).print(f"[red]Error:[/red] {text}", highlight=False)
+    return typer.Exit(exit_code)
+
+
+def required_url(database_url: str | None) -> str:
+    """The database URL, or a failure that says where to put it."""
+    if not database_url:
+        raise failure(
+            "no database: set NEXUSKV_DATABASE_URL=postgresql://USER@HOST/DATABASE, "
+            "or run `nexuskv up`, which brings one",
+            exit_code=2,
+        )
+    return database_url

@@ -1,0 +1,43 @@
+"""Files that only their owner may read: made once, never loosened."""
+
+import os
+import stat
+from pathlib import Path
+
+_MODE = 0o600
+
+
+class SecretFileError(ValueError):
+    """A secret file cannot be used; the message says what to do."""
+
+
+def read_secret(path: Path) -> str | None:
+    """The stripped content; None when there is no file.
+
+    Raises SecretFileError when others may read it, or it is no regular file.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise SecretFileError(f"cannot read {path}: {error.strerror}") from None
+    with os.fdopen(fd, encoding="utf-8") as file:
+        mode = os.fstat(file.fileno()).st_mode
+        if not stat.S_ISREG(mode):
+            raise SecretFileError(f"{path} is not a regular file")
+        if mode & 0o077:
+            raise SecretFileError(f"others may read {path}; run `chmod 600 {path}`")
+        return file.read().strip()
+
+
+def write_secret(path: Path, content: str) -> None:
+    """Writes the file whole, mode 0600 from its first byte on; takes the place of an older one."""
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.unlink(missing_ok=True)
+    fd = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _MODE)
+    with os.fdopen(fd, "w", encoding="utf-8") as file:
+        file.write(content + "\n")
+        file.flush()
+        os.fsync(file.fileno())
+    staged.replace(path)

@@ -1,0 +1,178 @@
+"""Runs the API in this process: one socket, one event loop, a clean end."""
+
+import asyncio
+import gc
+import json
+import os
+import signal
+import socket
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
+from types import FrameType
+from typing import Final
+
+import uvicorn
+import uvloop
+
+from app.bridge.fixture import load_fixture
+from app.bridge.http import BridgeHttpProtocol
+from app.bridge.schemas import BRIDGE_SCHEMA
+from app.main import NexusApp, create_app
+from app.services import Services
+from app.settings import Settings
+
+_BACKLOG: Final = 2048
+_KEEP_ALIVE_S: Final = 75
+_GRACEFUL_S: Final = 10
+_EVIDENCE_LEVEL: Final = "protocol"
+# Requests make many short-lived objects and no cycles; collecting every 700 of them is waste.
+_GC_THRESHOLDS: Final = (50_000, 20, 50)
+
+
+class ListenError(ValueError):
+    """The --listen address cannot be used; the message says why."""
+
+
+@dataclass(frozen=True, slots=True)
+class Listening:
+    """What is told to a person, and to the ready file, once requests are answered."""
+
+    base_url: str
+    admin_key_file: Path | None
+
+
+def bind(listen: str) -> socket.socket:
+    """A listening socket for `HOST:PORT`; port 0 takes a free one. Raises ListenError."""
+    host, separator, port = listen.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
+        raise ListenError(f"--listen must be HOST:PORT, e.g. 127.0.0.1:9099, not {listen!r}")
+    try:
+        found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
+        family, kind, protocol, _, address = found[0]
+        bound = socket.socket(family, kind, protocol)
+        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        bound.bind(address)
+        bound.listen(_BACKLOG)
+    except OSError as error:
+        raise ListenError(f"cannot listen on {listen}: {error.strerror or error}") from error
+    return bound
+
+
+def is_loopback(bound: socket.socket) -> bool:
+    return ip_address(bound.getsockname()[0]).is_loopback
+
+
+def base_url(bound: socket.socket) -> str:
+    host, port = bound.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """uvicorn, but a signal ends it without being raised again: its caller has more to close."""
+
+    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+        super().__init__(config)
+        self._services = services
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None, None, None]:
+        before = {
+            number: signal.signal(number, self.handle_exit)
+            for number in (signal.SIGINT, signal.SIGTERM)
+        }
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        self._services.draining = True
+        super().handle_exit(sig, frame)
+
+
+class ServerRun:
+    """One run of the API on a bound socket."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        bound: socket.socket,
+        *,
+        ready_file: Path | None,
+        admin_key_file: Path | None = None,
+    ) -> None:
+        self._settings = settings
+        self._bound = bound
+        self._ready_file = ready_file
+        self._listening = Listening(base_url(bound), admin_key_file)
+        self._failure: Exception | None = None
+
+    def run(self) -> None:
+        """Serves until SIGINT or SIGTERM; drains, then returns.
+
+        Raises what a fixture or the policy was refused for.
+        """
+        with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+            runner.run(self._serve())
+        if self._failure is not None:
+            raise self._failure
+
+    def announce(self, listening: Listening) -> None:
+        """Called once when the service is ready; the commands override it."""
+
+    async def _serve(self) -> None:
+        app = create_app(self._settings)
+        services: Services = app.state.services
+        config = uvicorn.Config(
+            app,
+            http=BridgeHttpProtocol,
+            ws="none",
+            lifespan="on",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_keep_alive=_KEEP_ALIVE_S,
+            timeout_graceful_shutdown=_GRACEFUL_S,
+        )
+        server = _Server(config, services)
+        begin = asyncio.create_task(self._begin(app, server))
+        try:
+            await server.serve(sockets=[self._bound])
+        finally:
+            begin.cancel()
+            await asyncio.gather(begin, return_exceptions=True)
+
+    async def _begin(self, app: NexusApp, server: uvicorn.Server) -> None:
+        services: Services = app.state.services
+        try:
+            await services.loaded.wait()
+            for path in self._settings.fixtures:
+                await services.registry.register(load_fixture(path))
+            gc.collect()
+            gc.freeze()
+            gc.set_threshold(*_GC_THRESHOLDS)
+            if self._ready_file is not None:
+                write_ready_file(self._ready_file, self._listening)
+            self.announce(self._listening)
+        except Exception as error:  # noqa: BLE001 - raised again by run(), after a clean end
+            self._failure = error
+            server.should_exit = True
+
+
+def write_ready_file(path: Path, listening: Listening) -> None:
+    """Appears whole or not at all: whoever waits for the file may read it at once."""
+    content = {
+        "schema_version": BRIDGE_SCHEMA,
+        "base_url": listening.base_url,
+        "evidence_level": _EVIDENCE_LEVEL,
+    }
+    if listening.admin_key_file is not None:
+        content["admin_key_file"] = str(listening.admin_key_file)
+    staged = path.with_name(f".{path.name}.{os.getpid()}")
+    staged.write_text(json.dumps(content) + "\n", encoding="utf-8")
+    staged.replace(path)

@@ -1,0 +1,165 @@
+"""`nexuskv up`: everything on this machine, in the foreground: Postgres, migrations, the API."""
+
+import asyncio
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Final
+
+import typer
+from rich.console import Console
+
+from app.cli.options import (
+    LISTEN_DEFAULT,
+    POLICY_DEFAULT,
+    Fixtures,
+    Listen,
+    LogLevel,
+    PolicyFile,
+    ReadyFile,
+    failure,
+)
+from app.cli.secret_files import read_secret, write_secret
+from app.cli.server import Listening, ListenError, ServerRun, bind, is_loopback
+from app.clock import SystemClock, SystemIds
+from app.control.issue import issue_key
+from app.control.keys import ALL_TENANTS, Scope, digest
+from app.control.repository import key_by_sha256
+from app.db.embedded import EmbeddedPostgres, PostgresStartError, default_data_dir, make_data_dir
+from app.db.migrate import SchemaAheadError, upgrade
+from app.db.session import Database
+from app.decisions.partitions import ensure_partitions
+from app.errors import NexusError
+from app.logging import configure_logging
+from app.settings import Settings
+
+_ADMIN_KEY_FILE: Final = "admin.key"
+_HANDLE_SECRET_FILE: Final = "handle.secret"
+_HANDLE_SECRET_BYTES: Final = 32
+_FIRST_KEY_NAME: Final = "first admin key, made by nexuskv up"
+
+
+class _Up(ServerRun):
+    keyless = False
+
+    def announce(self, listening: Listening) -> None:
+        say = Console(soft_wrap=True, highlight=False).print
+        url, key_file = listening.base_url, listening.admin_key_file
+        auth = "" if self.keyless else f' \\\n    -H "Authorization: Bearer $(cat {key_file})"'
+        say(f"\n[bold]NexusKV is up:[/bold] {url}")
+        say(f"  first admin key   {key_file}  (mode 0600)")
+        say(f"  API documentation {url}/docs")
+        if self.keyless:
+            say("  from this machine no key is needed (start with --require-key to change that)")
+        say("\nTry it in another terminal:")
+        say(f"  curl -s {url}/v1/states{auth}", markup=False)
+        say("\nCtrl-C stops everything.\n")
+
+
+def up_command(
+    *,
+    listen: Listen = LISTEN_DEFAULT,
+    data_dir: Annotated[
+        Path | None,
+        typer.Option(
+            "--data-dir",
+            metavar="DIR",
+            help="Secrets, and the cluster where it can be. [default: /var/lib/nexuskv as root, "
+            "else ~/.local/share/nexuskv]",
+        ),
+    ] = None,
+    require_key: Annotated[
+        bool, typer.Option("--require-key", help="Ask for a key also on a loopback address.")
+    ] = False,
+    fixture: Fixtures = None,
+    ready_file: ReadyFile = None,
+    policy: PolicyFile = POLICY_DEFAULT,
+    log_level: LogLevel = "warning",
+) -> None:
+    """Start everything on this machine, in the foreground; Ctrl-C stops it.
+
+    Without NEXUSKV_DATABASE_URL it brings its own Postgres and keeps its data in --data-dir.
+    """
+    try:
+        configure_logging(log_level)
+        # Before anything slow or lasting: a taken port must not cost a database start.
+        bound = bind(listen)
+        keyless = is_loopback(bound) and not require_key
+        home = (data_dir or default_data_dir()).absolute()
+        make_data_dir(home)
+        with _postgres(home) as url:
+            asyncio.run(_prepare(url))
+            run = _Up(
+                Settings(
+                    database_url=url,
+                    handle_secret=_handle_secret(home),
+                    policy_file=policy,
+                    fixtures=tuple(fixture or ()),
+                    keyless_loopback=keyless,
+                    log_level=log_level,
+                ),
+                bound,
+                ready_file=ready_file,
+                admin_key_file=asyncio.run(_first_key(url, home)),
+            )
+            run.keyless = keyless
+            run.run()
+    except (NexusError, ListenError, PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
+        raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+
+
+@contextmanager
+def _postgres(home: Path) -> Iterator[str]:
+    if given := os.environ.get("NEXUSKV_DATABASE_URL"):
+        yield given
+        return
+    with EmbeddedPostgres(home) as embedded:
+        yield embedded.url
+
+
+async def _prepare(url: str) -> None:
+    await upgrade(url)
+    database = Database(url, pool_connections=1)
+    try:
+        await ensure_partitions(database, SystemClock().now())
+    finally:
+        await database.close()
+
+
+def _handle_secret(home: Path) -> str:
+    if given := Settings.handle_secret_from(os.environ):
+        return given
+    path = home / _HANDLE_SECRET_FILE
+    secret = read_secret(path)
+    if secret is None:
+        secret = SystemIds().random_bytes(_HANDLE_SECRET_BYTES).hex()
+        write_secret(path, secret)
+    return secret
+
+
+async def _first_key(url: str, home: Path) -> Path:
+    """The file of an admin key that works, made if it is not there or the key does not."""
+    path = home / _ADMIN_KEY_FILE
+    text = read_secret(path)
+    database = Database(url, pool_connections=1)
+    try:
+        if text is not None:
+            async with database.read() as session:
+                stored = await key_by_sha256(session, digest(text.encode()))
+            if stored is not None and stored.revoked_at is None:
+                return path
+        new, _ = await issue_key(
+            database,
+            SystemClock(),
+            SystemIds().random_bytes,
+            name=_FIRST_KEY_NAME,
+            scopes=[Scope.ADMIN],
+            tenants=[ALL_TENANTS],
+        )
+        write_secret(path, new.text)
+    finally:
+        await database.close()
+    return path

@@ -1,0 +1,259 @@
+"""The engine, the two kinds of session, and the only `commit()` of the service.
+
+A body inside `read()` or `write()` speaks to the database and does nothing else: whatever says
+"the database cannot answer now" leaves it as `NexusError(DATABASE_UNAVAILABLE)`.
+"""
+
+from collections.abc import AsyncGenerator, Generator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from types import TracebackType
+from typing import Any, Self
+
+import asyncpg
+import orjson
+from sqlalchemy.engine import URL, make_url
+from sqlalchemy.exc import ArgumentError, DBAPIError, InterfaceError, OperationalError
+from sqlalchemy.exc import TimeoutError as PoolTimeoutError
+from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+
+from app.errors import ErrorCode, NexusError
+
+_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
+# libpq spells these in a URL; asyncpg spells them otherwise, or they are ours to set.
+_SET_BY_US = ("application_name", "connect_timeout")
+# Connection exceptions, bad credentials, missing database, no resources, operator intervention
+# (shutdown, cancel, starting up), system errors, idle in transaction, deadlock or serialization
+# failure, a lock not granted in time: the same request may succeed later.
+_UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57", "58")
+_UNAVAILABLE_STATES = frozenset({"25P03", "25P04", "40001", "40P01", "55P03"})
+_MS_PER_S = 1000
+# The server gives up first, so that a time-out normally has a server-side reason; the client's
+# own limit is for a server that no longer answers at all.
+_CLIENT_GRACE_S = 2.0
+
+
+class NoPartitionError(Exception):
+    """`copy_rows` met a row whose day has no partition; nothing was written.
+
+    Make the day with `app.decisions.partitions.ensure_day` and copy again.
+    """
+
+
+class ReadSession(AsyncSession):
+    """A session in a READ ONLY transaction; it is never committed."""
+
+
+class WriteSession(ReadSession):
+    """A session whose transaction commits when its block ends cleanly.
+
+    Whatever accepts a `ReadSession` also works inside a write; the reverse does not type-check.
+    """
+
+
+def normalise_url(url: str) -> str:
+    """The URL as SQLAlchemy and asyncpg want it: `postgresql+asyncpg://...`.
+
+    Accepts `postgres://`, `postgresql://` and `postgresql+asyncpg://`, a socket directory in
+    `?host=/dir`, and libpq's `sslmode`. Raises ValueError, without the password, on anything else.
+    """
+    try:
+        parsed = make_url(url)
+    except ArgumentError:
+        raise ValueError("The database URL cannot be parsed: postgresql://USER@HOST/DB") from None
+    if parsed.drivername not in _SCHEMES:
+        raise ValueError(
+            f"The database URL must start with postgresql://, not {parsed.drivername}://"
+        )
+    query = {name: value for name, value in parsed.query.items() if name not in _SET_BY_US}
+    if "sslmode" in query:
+        query["ssl"] = query.pop("sslmode")
+    normal = parsed.set(drivername="postgresql+asyncpg", query=query)
+    return normal.render_as_string(hide_password=False)
+
+
+class Database:
+    """A bounded pool of connections to one Postgres.
+
+    Connections are opened on first use, so constructing one never fails on an absent server.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        pool_connections: int = 10,
+        connect_timeout_s: float = 5,
+        statement_timeout_s: float = 5,
+        application_name: str = "nexuskv",
+    ) -> None:
+        self._statement_timeout_s = statement_timeout_s
+        self.engine: AsyncEngine = create_engine(
+            url,
+            pool_connections=pool_connections,
+            connect_timeout_s=connect_timeout_s,
+            statement_timeout_s=statement_timeout_s,
+            application_name=application_name,
+        )
+        self._read_engine = self.engine.execution_options(postgresql_readonly=True)
+
+    @property
+    def url(self) -> URL:
+        """Where it connects to; printing it hides the password."""
+        return self.engine.url
+
+    @asynccontextmanager
+    async def read(self) -> AsyncGenerator[ReadSession]:
+        """A read-only transaction, rolled back at the end. Raises NexusError when unavailable."""
+        with translated_errors():
+            async with ReadSession(self._read_engine, expire_on_commit=False) as session:
+                await _connect(session)
+                yield session
+
+    @asynccontextmanager
+    async def write(self) -> AsyncGenerator[WriteSession]:
+        """A transaction that commits on clean exit and rolls back on any error.
+
+        A constraint that fails only at commit raises from here, before anything is answered.
+        Raises NexusError when unavailable; the outcome of a commit whose acknowledgement was lost
+        is unknown to the caller, so what it wrote must be safe to write again.
+        """
+        with translated_errors():
+            async with WriteSession(self.engine, expire_on_commit=False) as session:
+                await _connect(session)
+                yield session
+                await session.commit()
+
+    async def copy_rows(
+        self, table: str, columns: Sequence[str], records: Sequence[tuple[Any, ...]]
+    ) -> int:
+        """Append `records` (tuples in the order of `columns`) by one binary COPY; returns how many.
+
+        One COPY is one statement and so one transaction: all rows are durable, or none is stored.
+        JSONB values are already encoded `str`. Raises NoPartitionError for a day that has none,
+        NexusError when unavailable, and asyncpg's own error for rows that do not fit the table.
+        """
+        if not records:
+            return 0
+        try:
+            with translated_errors():
+                async with self.engine.connect() as connection:
+                    raw = await connection.get_raw_connection()
+                    driver = raw.driver_connection
+                    assert isinstance(driver, asyncpg.Connection)
+                    await driver.copy_records_to_table(
+                        table,
+                        columns=list(columns),
+                        records=records,
+                        timeout=self._statement_timeout_s + _CLIENT_GRACE_S,
+                    )
+        except asyncpg.CheckViolationError as error:
+            # A row without a partition violates no constraint that has a name.
+            if error.constraint_name is None:
+                raise NoPartitionError(str(error)) from error
+            raise
+        except OSError as error:
+            raise unavailable(error) from error
+        return len(records)
+
+    async def close(self) -> None:
+        """Close every connection; the object is not used afterwards."""
+        await self.engine.dispose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self.close()
+
+
+def create_engine(
+    url: str,
+    *,
+    pool_connections: int,
+    connect_timeout_s: float,
+    statement_timeout_s: float,
+    application_name: str,
+) -> AsyncEngine:
+    """An engine whose every connection carries the server-side limits of the service."""
+    statement_ms = str(round(statement_timeout_s * _MS_PER_S))
+    return create_async_engine(
+        normalise_url(url),
+        pool_size=pool_connections,
+        max_overflow=0,
+        pool_timeout=connect_timeout_s,
+        # A restarted Postgres costs a ping per checkout, not a failed request per connection.
+        pool_pre_ping=True,
+        hide_parameters=True,
+        json_serializer=_dump_json,
+        json_deserializer=orjson.loads,
+        connect_args={
+            "timeout": connect_timeout_s,
+            "command_timeout": statement_timeout_s + _CLIENT_GRACE_S,
+            "server_settings": {
+                "application_name": application_name,
+                "statement_timeout": statement_ms,
+                "lock_timeout": statement_ms,
+                "idle_in_transaction_session_timeout": str(4 * int(statement_ms)),
+                "timezone": "UTC",
+                # Compiling a plan never pays for statements as short as ours.
+                "jit": "off",
+            },
+        },
+    )
+
+
+def _dump_json(value: Any) -> str:
+    return orjson.dumps(value).decode()
+
+
+async def _connect(session: AsyncSession) -> None:
+    """Open the connection now: refused, unreachable and unresolvable hosts all fail here."""
+    try:
+        await session.connection()
+    except OSError as error:
+        raise unavailable(error) from error
+
+
+@contextmanager
+def translated_errors() -> Generator[None]:
+    """The one translation of "the database cannot answer now" into the service's error."""
+    try:
+        yield
+    except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
+        raise unavailable(error) from error
+    except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
+        if not _is_unavailable(error):
+            raise
+        raise unavailable(error) from error
+
+
+def _is_unavailable(error: Exception) -> bool:
+    original: BaseException | None = error
+    if isinstance(error, DBAPIError):
+        if error.connection_invalidated:
+            return True
+        original = error.orig
+    state = getattr(original, "sqlstate", None)
+    if isinstance(state, str):
+        return state[:2] in _UNAVAILABLE_CLASSES or state in _UNAVAILABLE_STATES
+    # asyncpg reports a value that does not fit its column as a kind of interface error: a bug of
+    # the caller, which another try does not repair.
+    if isinstance(original, asyncpg.DataError) or isinstance(
+        getattr(original, "__cause__", None), asyncpg.DataError
+    ):
+        return False
+    return isinstance(error, (OperationalError, InterfaceError, asyncpg.InterfaceError))
+
+
+def unavailable(error: BaseException) -> NexusError:
+    """The public refusal for a database that cannot answer now; `error` goes to the log only."""
+    return NexusError(
+        ErrorCode.DATABASE_UNAVAILABLE,
+        "The database cannot answer right now. Try again.",
+        internal=f"{type(error).__name__}: {error}",
+    )

@@ -1,0 +1,107 @@
+"""What one decision and one outcome say: rows made once on the request path, never changed after.
+
+Both types mirror the columns of their table, less `writer_id` and `writer_seq`, which the writer
+adds. JSON columns hold text that is already encoded, so that a request encodes each value once.
+Tuples rather than structs: COPY takes tuples, so a row needs no conversion on its way out.
+"""
+
+from datetime import datetime
+from enum import StrEnum
+from typing import NamedTuple
+from uuid import UUID
+
+# Version of the document in `Decision.inputs`; raise it whenever its fields change meaning.
+INPUTS_VERSION = 1
+
+
+class DecisionKind(StrEnum):
+    """The request a decision answered."""
+
+    LOOKUP = "lookup"
+    ESTIMATE = "estimate"
+    MATERIALIZE = "materialize"
+
+
+class DecisionOutcome(StrEnum):
+    """How the request was answered.
+
+    lookup: `hit`, `miss`, `unknown` (the index could not tell, which is not a miss), `excluded`
+    (there were matches and every one was ruled out), `rejected`.
+    estimate: `estimated`, `rejected`, `unavailable`.
+    materialize: `materialized`, `replayed` (the stored receipt again), `rejected`, `unavailable`
+    (nothing ran, the same request may be tried again).
+    `rejected` is a request answered with a 4xx; malformed bodies make no decision at all.
+    """
+
+    HIT = "hit"
+    MISS = "miss"
+    UNKNOWN = "unknown"
+    EXCLUDED = "excluded"
+    REJECTED = "rejected"
+    ESTIMATED = "estimated"
+    MATERIALIZED = "materialized"
+    REPLAYED = "replayed"
+    UNAVAILABLE = "unavailable"
+
+
+class OutcomeStatus(StrEnum):
+    """What became of a decision to move state."""
+
+    COMPLETED = "completed"
+    FELL_BACK = "fell_back"
+
+
+class Decision(NamedTuple):
+    """One answered lookup, estimate or materialize.
+
+    `created_at` is aware and lies within an hour of the time inside `decision_id` (uuidv7): that
+    is how a decision is found among day partitions. `root_id` is the decision that began the
+    chain, its own id for the first; `parent_id` the one before. Where a rejected request names no
+    namespace or model, those are "". `identity_hash` is keyed per tenant; token ids appear in no
+    column. No text may hold U+0000: Postgres refuses it and the row would be lost.
+    """
+
+    decision_id: UUID
+    created_at: datetime
+    tenant: str
+    namespace: str
+    model: str
+    kind: DecisionKind
+    outcome: DecisionOutcome
+    fallback_reason: str | None
+    identity_hash: bytes | None
+    parent_id: UUID | None
+    root_id: UUID
+    key_id: str
+    trace_id: str | None
+    policy_version: str
+    entry_id: str | None
+    state_id: UUID | None
+    match: str | None
+    compatibility: str | None
+    excluded: str
+    estimate: str | None
+    selected_path: str | None
+    path: list[str]
+    index_revision: int
+    latency_us: int
+    inputs: str
+
+
+class Outcome(NamedTuple):
+    """What happened after a decision. `physical` only when a worker verified the bytes."""
+
+    outcome_id: UUID
+    created_at: datetime
+    decision_id: UUID
+    tenant: str
+    status: OutcomeStatus
+    fallback_reason: str | None
+    observed_us: int | None
+    bytes_transferred: int | None
+    physical: bool
+    detail: str
+
+
+DECISION_COLUMNS = (*Decision._fields, "writer_id", "writer_seq")
+OUTCOME_COLUMNS = (*Outcome._fields, "writer_id", "writer_seq")

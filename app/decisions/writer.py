@@ -1,0 +1,275 @@
+"""Takes decisions off the request path: a bounded queue, and one task that copies it to Postgres.
+
+Every recorded row takes the next number of this writer's sequence, also one that is refused
+because the queue is full: a gap in the stored numbers of a `writer_id` is a loss, and nothing
+else makes one.
+"""
+
+import asyncio
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import islice
+from typing import Protocol
+
+import structlog
+
+from app.clock import Clock, IdSource
+from app.db.session import Database
+from app.decisions.record import Decision, Outcome
+from app.decisions.store import BatchStore, Flight, Queued
+
+log = structlog.get_logger(__name__)
+
+# A row's tuple, ids, dates and short strings, as CPython holds them.
+_ROW_BASE_BYTES = 1024
+_LOSS_LOG_INTERVAL_US = 10_000_000
+
+
+class DecisionSink(Protocol):
+    """Where the pipeline leaves what it decided. Neither call blocks, waits or raises."""
+
+    def record(self, decision: Decision) -> None: ...
+
+    def record_outcome(self, outcome: Outcome) -> None: ...
+
+
+class LossReason(StrEnum):
+    """Why a recorded row is not stored."""
+
+    QUEUE_FULL = "queue_full"
+    CLOSED = "closed"
+    INVALID = "invalid"
+    SHUTDOWN = "shutdown"
+
+
+@dataclass(frozen=True, slots=True)
+class WriterLimits:
+    """Bounds of memory and time. At 2,000 rows a batch, COPY is at its best rate."""
+
+    max_rows: int = 200_000
+    max_bytes: int = 256 * 1024 * 1024
+    batch_rows: int = 2_000
+    flush_interval_s: float = 0.2
+    retry_first_s: float = 0.05
+    retry_max_s: float = 5.0
+
+
+class DecisionWriter:
+    """The sink of one API process. All calls come from its event loop's thread.
+
+    Rows leave the queue only when their COPY is known to be committed. While Postgres is away the
+    queue keeps them; once it is full the newest rows are refused, counted and logged.
+    """
+
+    def __init__(
+        self,
+        database: Database,
+        ids: IdSource,
+        clock: Clock,
+        *,
+        limits: WriterLimits | None = None,
+        observe_flush_s: Callable[[float], object] = lambda _duration_s: None,
+    ) -> None:
+        self.writer_id = ids.uuid7()
+        self.lost: dict[str, int] = dict.fromkeys(LossReason, 0)
+        self._ids = ids
+        self._clock = clock
+        self._observe_flush_s = observe_flush_s
+        self._limits = limits or WriterLimits()
+        self._max_rows = self._limits.max_rows
+        self._max_bytes = self._limits.max_bytes
+        self._batch_rows = self._limits.batch_rows
+        self._store = BatchStore(database, self.writer_id)
+        self._queue: deque[Queued] = deque()
+        self._queue_bytes = 0
+        self._seq = 0
+        self._closed = False
+        self._flight: Flight | None = None
+        self._wake = asyncio.Event()
+        self._hurry = asyncio.Event()
+        self._waiters: dict[asyncio.Future[None], int] = {}
+        self._task: asyncio.Task[None] | None = None
+        self._loss_logged = 0
+        self._loss_logged_us: int | None = None
+
+    @property
+    def recorded(self) -> int:
+        """Rows handed in so far: also the sequence number of the newest one."""
+        return self._seq
+
+    @property
+    def alive(self) -> bool:
+        """Whether the task that stores rows is running."""
+        return self._task is not None and not self._task.done()
+
+    @property
+    def pending(self) -> int:
+        """Rows neither stored nor lost."""
+        return len(self._queue)
+
+    @property
+    def pending_bytes(self) -> int:
+        """Approximate memory of the pending rows."""
+        return self._queue_bytes
+
+    @property
+    def lost_rows(self) -> int:
+        return sum(self.lost.values())
+
+    @property
+    def stored(self) -> int:
+        return self._seq - len(self._queue) - self.lost_rows
+
+    @property
+    def flushed_through(self) -> int:
+        """Every row up to this number is stored, or counted as lost."""
+        return self._queue[0].seq - 1 if self._queue else self._seq
+
+    def record(self, decision: Decision) -> None:
+        """Queue a decision for storage."""
+        self._append(
+            decision,
+            _ROW_BASE_BYTES
+            + len(decision.inputs)
+            + len(decision.excluded)
+            + len(decision.match or "")
+            + len(decision.compatibility or "")
+            + len(decision.estimate or ""),
+        )
+
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Queue an outcome for storage; its decision was recorded before."""
+        self._append(outcome, _ROW_BASE_BYTES + len(outcome.detail))
+
+    def _append(self, row: Decision | Outcome, row_bytes: int) -> None:
+        self._seq = seq = self._seq + 1
+        queue = self._queue
+        queue_bytes = self._queue_bytes + row_bytes
+        if self._closed:
+            self.lost[LossReason.CLOSED] += 1
+        elif len(queue) >= self._max_rows or queue_bytes > self._max_bytes:
+            self.lost[LossReason.QUEUE_FULL] += 1
+        else:
+            self._queue_bytes = queue_bytes
+            queue.append(Queued(seq, row_bytes, row))
+            if len(queue) >= self._batch_rows:
+                self._wake.set()
+
+    async def start(self) -> None:
+        """Begin to flush. Rows recorded before are kept and flushed too."""
+        self._task = asyncio.create_task(self._run(), name="decision-writer")
+
+    async def wait_flushed(self, seq: int, *, wait_s: float) -> bool:
+        """Flush now, and wait until every row up to `seq` is stored or lost; False when late."""
+        if self.flushed_through >= seq:
+            return True
+        waiter: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiters[waiter] = seq
+        self._wake.set()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                await waiter
+        self._waiters.pop(waiter, None)
+        return self.flushed_through >= seq
+
+    async def drain(self, deadline_s: float) -> int:
+        """Refuse new rows and store the queued ones; return how many were left at the deadline.
+
+        Rows left are counted as lost: they are not known to be stored.
+        """
+        self._closed = True
+        self._wake.set()
+        self._hurry.set()
+        if self._task is not None:
+            await asyncio.wait([self._task], timeout=deadline_s)
+            self._task.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._task
+        left = len(self._queue)
+        if flight := self._flight:
+            left -= flight.rows - len(flight.open)
+            self.lost[LossReason.INVALID] += flight.given_up
+            self._flight = None
+        self.lost[LossReason.SHUTDOWN] += left
+        self._queue.clear()
+        self._queue_bytes = 0
+        self._release_waiters()
+        self._log_losses(now_us=None)
+        return left
+
+    async def _run(self) -> None:
+        while not self._closed or self._queue:
+            await _pause(self._wake, self._limits.flush_interval_s)
+            if self._queue:
+                await self._fly(Flight(islice(self._queue, self._batch_rows)))
+            self._release_waiters()
+            # More than a batch is left, someone waits, or this is the end: go on at once.
+            if self._queue and (
+                self._closed or self._waiters or len(self._queue) >= self._batch_rows
+            ):
+                self._wake.set()
+            self._log_losses(now_us=self._clock.monotonic_us())
+
+    async def _fly(self, flight: Flight) -> None:
+        self._flight = flight
+        began_us = self._clock.monotonic_us()
+        retry_s = self._limits.retry_first_s
+        doubtful = False
+        while flight.open:
+            try:
+                await self._store.store(flight, doubtful=doubtful)
+            except Exception as error:  # noqa: BLE001 - a writer that dies loses all that follows
+                doubtful = True
+                log.warning(
+                    "decision_flush_failed",
+                    error=type(error).__name__,
+                    pending_rows=len(self._queue),
+                    retry_s=retry_s,
+                )
+                await _pause(self._hurry, retry_s * (0.5 + 0.5 * self._jitter()))
+                retry_s = min(2 * retry_s, self._limits.retry_max_s)
+        self._flight = None
+        self.lost[LossReason.INVALID] += flight.given_up
+        for _ in range(flight.rows):
+            self._queue_bytes -= self._queue.popleft().row_bytes
+        self._observe_flush_s((self._clock.monotonic_us() - began_us) / 1e6)
+
+    def _jitter(self) -> float:
+        """A fraction from an id's random bits, so that replicas do not retry in step."""
+        return (self._ids.uuid7().int & 0xFFFF) / 0x10000
+
+    def _release_waiters(self) -> None:
+        through = self.flushed_through
+        for waiter in [waiter for waiter, seq in self._waiters.items() if seq <= through]:
+            del self._waiters[waiter]
+            if not waiter.done():
+                waiter.set_result(None)
+
+    def _log_losses(self, *, now_us: int | None) -> None:
+        """One line for all losses since the last, at most every ten seconds; None logs now."""
+        total = self.lost_rows
+        if total == self._loss_logged:
+            return
+        last_us = self._loss_logged_us
+        if now_us is not None and last_us is not None and now_us - last_us < _LOSS_LOG_INTERVAL_US:
+            return
+        log.error(
+            "decisions_lost",
+            lost_rows=total - self._loss_logged,
+            lost_rows_total=total,
+            by_reason=dict(self.lost),
+            pending_rows=len(self._queue),
+        )
+        self._loss_logged = total
+        self._loss_logged_us = now_us
+
+
+async def _pause(signal: asyncio.Event, wait_s: float) -> None:
+    """Wait for the signal, at most `wait_s`, and consume it."""
+    with suppress(TimeoutError):
+        async with asyncio.timeout(wait_s):
+            await signal.wait()
+    signal.clear()

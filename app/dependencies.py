@@ -1,0 +1,47 @@
+"""What a route may ask for, as annotated aliases."""
+
+from collections.abc import AsyncIterator
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from app.control.auth import require_scope
+from app.control.keys import Principal, Scope
+from app.db.session import ReadSession
+from app.services import Services
+
+
+def services_of(request: Request) -> Services:
+    services: Services = request.app.state.services
+    return services
+
+
+ServicesDep = Annotated[Services, Depends(services_of)]
+
+
+async def _principal(request: Request, services: ServicesDep) -> Principal:
+    return await services.access.authenticate(request.scope)
+
+
+class _Having:
+    """The caller, if its key has the scope."""
+
+    def __init__(self, scope: Scope) -> None:
+        self._scope = scope
+
+    def __call__(self, principal: Annotated[Principal, Depends(_principal)]) -> Principal:
+        require_scope(principal, self._scope)
+        return principal
+
+
+StatesReader = Annotated[Principal, Depends(_Having(Scope.STATES_READ))]
+StatesWriter = Annotated[Principal, Depends(_Having(Scope.STATES_WRITE))]
+DecisionsReader = Annotated[Principal, Depends(_Having(Scope.DECISIONS_READ))]
+
+
+async def _read_session(services: ServicesDep) -> AsyncIterator[ReadSession]:
+    async with services.database.read() as session:
+        yield session
+
+
+ReadDb = Annotated[ReadSession, Depends(_read_session, scope="function")]

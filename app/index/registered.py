@@ -1,0 +1,106 @@
+"""A registered state as the index keeps it: parsed once, its tokens only in the compiled index."""
+
+from dataclasses import dataclass
+from uuid import UUID
+
+import msgspec
+
+from app.contract.entry import CacheEntry
+from app.contract.evidence import Evidence
+from app.contract.registration import Registration
+from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
+
+
+@dataclass(frozen=True, slots=True)
+class ScopeIdentity:
+    """What keeps two states apart before any token is compared."""
+
+    tenant: str
+    namespace: str
+    model: str
+    engine_family: str
+    semantic_type: str
+    block_id: int | None = None
+    page_id: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """One live state as stored: the registration without its tokens, and the tokens packed."""
+
+    state_id: UUID
+    registration: Registration
+    tokens: bytes
+    content_hash: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerParts:
+    """The entry's JSON in two pieces, between which an answer writes the matched tokens."""
+
+    before_tokens: bytes
+    after_tokens: bytes
+
+
+class RegisteredState:
+    """One state in the index. `entry` carries an empty token list."""
+
+    __slots__ = (
+        "answer",
+        "content_hash",
+        "entry",
+        "evidence",
+        "evidence_class",
+        "order",
+        "rule",
+        "scope",
+        "state_id",
+        "unit_tokens",
+    )
+
+    def __init__(self, row: StateRow, *, evidence_class: int, order: int) -> None:
+        registration = row.registration
+        key = registration.entry.identity.key
+        descriptor = registration.entry.descriptor
+        self.state_id = row.state_id
+        self.content_hash = row.content_hash
+        self.entry: CacheEntry = registration.entry
+        self.evidence: Evidence | None = registration.validation
+        self.evidence_class = evidence_class
+        self.order = order
+        self.rule: ReuseRule = reuse_rule(key.semantic_type)
+        self.unit_tokens: int = extent_unit_tokens(descriptor)
+        self.answer = answer_parts(registration.entry)
+        self.scope = ScopeIdentity(
+            key.tenant,
+            key.namespace,
+            key.model,
+            key.engine_family.value,
+            key.semantic_type.value,
+            key.block_id,
+            key.page_id,
+        )
+
+    @property
+    def tenant(self) -> str:
+        return self.scope.tenant
+
+    @property
+    def entry_id(self) -> str:
+        return self.entry.identity.entry_id
+
+    @property
+    def generation(self) -> int:
+        return self.entry.identity.version.generation
+
+    @property
+    def partial(self) -> bool:
+        return allows_partial(self.entry.descriptor)
+
+
+def answer_parts(entry: CacheEntry) -> AnswerParts:
+    """`entry` must carry an empty token list; its JSON is cut where the tokens go."""
+    before, marker, after = msgspec.json.encode(entry).partition(b'"tokens":[')
+    if not marker:
+        raise ValueError("an entry's JSON has no token list")
+    return AnswerParts(before + marker, after)

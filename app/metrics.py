@@ -1,0 +1,244 @@
+"""Every metric of the service: names, labels, buckets. One `Metrics` for each app.
+
+Labels come from closed sets only (operations, error codes, route templates), never from a tenant,
+a model or a path. What happens on every bridge request is counted in plain numbers, and what a
+component counts anyway is left there; both become series only when they are scraped.
+"""
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterable, Mapping
+from itertools import accumulate
+from typing import Final, Literal, Protocol
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+from prometheus_client.metrics_core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.openmetrics import exposition as openmetrics
+from prometheus_client.process_collector import ProcessCollector
+from prometheus_client.registry import Collector
+
+from app.errors import ErrorCode
+
+Operation = Literal["lookup", "estimate", "materialize"]
+LookupResult = Literal["hit", "miss", "unknown", "excluded"]
+Registration = Literal["created", "superseded", "unchanged", "conflict", "rejected"]
+
+OPERATIONS: Final[tuple[Operation, ...]] = ("lookup", "estimate", "materialize")
+LOOKUP_RESULTS: Final[tuple[LookupResult, ...]] = ("hit", "miss", "unknown", "excluded")
+REGISTRATIONS: Final[tuple[Registration, ...]] = (
+    "created", "superseded", "unchanged", "conflict", "rejected",
+)  # fmt: skip
+
+_OK = "ok"
+_METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"})
+_LATENCY_BUCKETS_S = (
+    0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10,
+)  # fmt: skip
+_OPENMETRICS = "application/openmetrics-text"
+
+
+class DecisionCounters(Protocol):
+    """What the decision writer counts of itself."""
+
+    @property
+    def recorded(self) -> int: ...
+    @property
+    def stored(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def pending_bytes(self) -> int: ...
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """Rows lost so far by reason, a closed set."""
+
+
+class Metrics:
+    """The registry of one app, and what its requests are counted with."""
+
+    def __init__(self, *, version: str, implementation: str) -> None:
+        self.registry = registry = CollectorRegistry()
+        build = Info("nexuskv_build", "What runs here.", registry=registry)
+        build.info({"version": version, "implementation": implementation})
+        self._requests: dict[tuple[Operation, str], int] = {
+            (operation, code): 0 for operation in OPERATIONS for code in (_OK, *ErrorCode)
+        }
+        self._latency = {operation: _Latency() for operation in OPERATIONS}
+        self._lookups: dict[LookupResult, int] = dict.fromkeys(LOOKUP_RESULTS, 0)
+        registry.register(_Scraped(self._bridge_families))
+        registrations = Counter(
+            "nexuskv_state_registrations",
+            "Entries sent for registration, by what became of them.",
+            ["result"],
+            registry=registry,
+        )
+        self._registrations = {result: registrations.labels(result) for result in REGISTRATIONS}
+        self.state_deletions = Counter(
+            "nexuskv_state_deletions", "States deleted.", registry=registry
+        )
+        self.decision_flush_seconds = Histogram(
+            "nexuskv_decision_flush_seconds",
+            "Time to store one batch of decisions.",
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        self._database_up = Gauge(
+            "nexuskv_database_up",
+            "1 when the last readiness check reached Postgres, else 0.",
+            registry=registry,
+        )
+        self._http_requests = Counter(
+            "nexuskv_http_requests",
+            "Requests outside the bridge's operations, by route template and status class.",
+            ["route", "method", "status"],
+            registry=registry,
+        )
+        self._http_latency = Histogram(
+            "nexuskv_http_request_seconds",
+            "Time to answer requests outside the bridge's operations, by route template.",
+            ["route"],
+            buckets=_LATENCY_BUCKETS_S,
+            registry=registry,
+        )
+        ProcessCollector(registry=registry)
+
+    def observe_bridge(
+        self, operation: Operation, error: ErrorCode | None, duration_s: float
+    ) -> None:
+        """Count one answered bridge request; `error` is None for a 200."""
+        self._requests[operation, _OK if error is None else error] += 1
+        self._latency[operation].observe(duration_s)
+
+    def count_lookup(self, result: LookupResult) -> None:
+        self._lookups[result] += 1
+
+    def count_registration(self, result: Registration, entries: int = 1) -> None:
+        self._registrations[result].inc(entries)
+
+    def observe_http(self, route: str, method: str, status: int, duration_s: float) -> None:
+        """Count one request; `route` is a template, never a path."""
+        method = method if method in _METHODS else "other"
+        self._http_requests.labels(route, method, f"{status // 100}xx").inc()
+        self._http_latency.labels(route).observe(duration_s)
+
+    def set_database_up(self, *, up: bool) -> None:
+        self._database_up.set(1 if up else 0)
+
+    def watch_index(self, stats: Callable[[], Mapping[str, int]]) -> None:
+        """Read `entries`, `blocks`, `scopes` and `memory_bytes` from `stats` at each scrape."""
+        self.registry.register(_Scraped(lambda: _index_families(stats())))
+
+    def watch_decisions(self, counters: DecisionCounters) -> None:
+        """Read the decision writer's own counters at each scrape."""
+        self.registry.register(_Scraped(lambda: _decision_families(counters)))
+
+    def render(self, accept: str | None = None) -> tuple[str, bytes]:
+        """Return (content type, text): OpenMetrics for a scraper that accepts it."""
+        if accept is not None and _OPENMETRICS in accept:
+            text: bytes = openmetrics.generate_latest(self.registry)  # type: ignore[no-untyped-call]
+            return openmetrics.CONTENT_TYPE_LATEST, text
+        return CONTENT_TYPE_LATEST, generate_latest(self.registry)
+
+    def _bridge_families(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "nexuskv_bridge_requests",
+            "Bridge requests by operation and by `ok` or the code of their error.",
+            labels=["operation", "code"],
+        )
+        for (operation, code), count in self._requests.items():
+            requests.add_metric([operation, code], count)
+        yield requests
+        latency = HistogramMetricFamily(
+            "nexuskv_bridge_latency_seconds",
+            "Time from the request's arrival to its answer, by operation.",
+            labels=["operation"],
+        )
+        for operation, seen in self._latency.items():
+            latency.add_metric([operation], seen.cumulative(), seen.sum_s)
+        yield latency
+        lookups = CounterMetricFamily(
+            "nexuskv_lookup_results",
+            "Lookups answered, by what they found; `unknown` is not a miss.",
+            labels=["result"],
+        )
+        for result, count in self._lookups.items():
+            lookups.add_metric([result], count)
+        yield lookups
+
+
+class _Latency:
+    """A histogram as plain numbers, for the event loop's thread alone.
+
+    A child of prometheus-client takes a lock and walks its buckets: microseconds a request, where
+    the whole request has about a hundred.
+    """
+
+    __slots__ = ("_counts", "sum_s")
+
+    def __init__(self) -> None:
+        self._counts = [0] * (len(_LATENCY_BUCKETS_S) + 1)
+        self.sum_s = 0.0
+
+    def observe(self, duration_s: float) -> None:
+        self._counts[bisect_left(_LATENCY_BUCKETS_S, duration_s)] += 1
+        self.sum_s += duration_s
+
+    def cumulative(self) -> list[tuple[str, float]]:
+        """(upper bound, observations up to it) for every bucket, `+Inf` last."""
+        bounds = (*(str(float(bound)) for bound in _LATENCY_BUCKETS_S), "+Inf")
+        return [
+            (bound, float(count))
+            for bound, count in zip(bounds, accumulate(self._counts), strict=True)
+        ]
+
+
+class _Scraped(Collector):
+    """Metrics made at scrape time from what a component counts anyway."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read a component that may not have started yet."""
+        return ()
+
+
+def _index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
+    for key, help_text in (
+        ("entries", "States in the index."),
+        ("blocks", "Distinct token blocks in the index."),
+        ("scopes", "Isolated scopes (tenant, namespace, model and so on) in the index."),
+        ("memory_bytes", "Memory that the index holds."),
+    ):
+        yield GaugeMetricFamily(f"nexuskv_index_{key}", help_text, value=stats[key])
+
+
+def _decision_families(counters: DecisionCounters) -> Iterable[Metric]:
+    yield CounterMetricFamily(
+        "nexuskv_decisions_recorded", "Decisions and outcomes made here.", value=counters.recorded
+    )
+    yield CounterMetricFamily(
+        "nexuskv_decisions_stored", "Decisions and outcomes now in Postgres.", value=counters.stored
+    )
+    lost = CounterMetricFamily(
+        "nexuskv_decisions_lost", "Decisions and outcomes lost, by reason.", labels=["reason"]
+    )
+    for reason, rows in counters.lost.items():
+        lost.add_metric([str(reason)], rows)
+    yield lost
+    yield GaugeMetricFamily(
+        "nexuskv_decisions_queued", "Rows that wait for storage.", value=counters.pending
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_decisions_queued_bytes",
+        "Approximate memory of the rows that wait.",
+        value=counters.pending_bytes,
+    )

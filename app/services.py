@@ -1,0 +1,197 @@
+"""Everything one API process is made of, wired once; nothing here decides anything."""
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import suppress
+from datetime import timedelta
+from importlib.metadata import version
+from typing import Any, Final
+
+import structlog
+from nexuskv_core import IMPLEMENTATION
+
+from app.clock import Clock, IdSource
+from app.control.auth import Access
+from app.control.health import ReadinessFacts, ReadinessProbe
+from app.control.keyring import KeyRing
+from app.control.repository import get_or_create_secret
+from app.db.migrate import schema_status
+from app.db.session import Database
+from app.decisions.partitions import ensure_partitions
+from app.decisions.writer import DecisionWriter, WriterLimits
+from app.errors import NexusError
+from app.execution.backend import ProtocolBackend
+from app.execution.repository import claims_forget
+from app.index.matcher import StateIndex
+from app.index.registry import StateRegistry
+from app.index.scopes import TenantHashing
+from app.index.sync import IndexSync
+from app.lifecycle.estimate import Estimate
+from app.lifecycle.lookup import Lookup
+from app.lifecycle.materialize import Materialize
+from app.lifecycle.register import StateIntake
+from app.metrics import Metrics
+from app.planner.cost import ReferenceProfile
+from app.policy.document import load_policy
+from app.settings import Settings
+
+_HASH_SECRET: Final = "hash"
+_HASH_SECRET_BYTES: Final = 32
+_STARTUP_RETRY_S: Final = 0.5
+_PARTITION_INTERVAL_S: Final = 3600.0
+_CLAIM_INTERVAL_S: Final = 60.0
+_CLAIM_BATCH_ROWS: Final = 1_000
+_KEY_INTERVAL_S: Final = 0.5
+log = structlog.get_logger("nexuskv.services")
+
+
+class Services:
+    """The parts of one process. `start` begins the background tasks and returns at once."""
+
+    def __init__(self, settings: Settings, clock: Clock, ids: IdSource) -> None:
+        self.settings = settings
+        self.clock = clock
+        self.ids = ids
+        self.policy = load_policy(settings.policy_file.read_bytes())
+        self.metrics = Metrics(version=version("nexuskv"), implementation=IMPLEMENTATION)
+        self.database = Database(
+            settings.database_url,
+            pool_connections=settings.pool_connections,
+            statement_timeout_s=settings.statement_timeout_s,
+        )
+        # Readiness must not queue behind requests for a connection.
+        self._probe_database = Database(settings.database_url, pool_connections=1)
+        self.hashing = TenantHashing()
+        self.index = StateIndex(self.hashing)
+        self.registry = StateRegistry(self.database, self.index, clock, ids)
+        self.sync = IndexSync(
+            self.database,
+            self.index,
+            clock,
+            interval_s=settings.sync_interval_s,
+            stale_s=settings.sync_stale_s,
+        )
+        self.keyring = KeyRing(self.database, clock)
+        self.access = Access(self.keyring, keyless_loopback=settings.keyless_loopback)
+        self.writer = DecisionWriter(
+            self.database,
+            ids,
+            clock,
+            limits=WriterLimits(
+                max_rows=settings.decision_queue_rows, max_bytes=settings.decision_queue_bytes
+            ),
+        )
+        self.intake = StateIntake(self.registry, self.policy, self.metrics)
+        self.lookup = Lookup(
+            self.index,
+            self.writer,
+            self.policy,
+            clock,
+            ids,
+            max_candidates=settings.max_candidates,
+            source_handle_ttl_s=settings.source_handle_ttl_s,
+        )
+        self.estimate = Estimate(
+            self.database,
+            self.writer,
+            ReferenceProfile(),
+            self.policy,
+            clock,
+            ids,
+            option_ttl_s=settings.option_ttl_s,
+        )
+        self.materialize = Materialize(
+            self.database,
+            self.writer,
+            ProtocolBackend(),
+            self.policy,
+            clock,
+            ids,
+            claim_ttl_s=settings.claim_ttl_s,
+        )
+        self.loaded = asyncio.Event()
+        self.draining = False
+        self._tasks: list[asyncio.Task[None]] = []
+        self.metrics.watch_index(self.index.stats)
+        self.metrics.watch_decisions(self.writer)
+        self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
+
+    def _facts(self) -> ReadinessFacts:
+        return ReadinessFacts(
+            schema_status=lambda: schema_status(self._probe_database),
+            keys_loaded=lambda: self.keyring.loaded,
+            index_loaded=lambda: self.sync.loaded,
+            decisions_alive=lambda: self.writer.alive,
+            draining=lambda: self.draining,
+            implementation=IMPLEMENTATION,
+        )
+
+    async def start(self) -> None:
+        """Start to record, and to load what Postgres holds as soon as it answers."""
+        await self.writer.start()
+        self._spawn(self._load(), "load")
+
+    async def stop(self) -> None:
+        """Stop the background tasks, store what was decided, close the database."""
+        self.draining = True
+        for task in self._tasks:
+            task.cancel()
+        await self.sync.stop()
+        for task in self._tasks:
+            with suppress(asyncio.CancelledError):
+                await task
+        left = await self.writer.drain(self.settings.drain_s)
+        if left:
+            log.error("decisions_not_stored_at_shutdown", rows=left)
+        await self.database.close()
+        await self._probe_database.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None], name: str) -> None:
+        self._tasks.append(asyncio.create_task(work, name=name))
+
+    async def _load(self) -> None:
+        """Waits for Postgres however long it takes: readiness says no until then."""
+        self._spawn(self.keyring.watch(_KEY_INTERVAL_S), "keys")
+        secret = await self._hash_secret()
+        self.hashing.adopt(secret)
+        self.sync.start()
+        await self.sync.wait_loaded()
+        self._spawn(self._maintain_partitions(), "partitions")
+        self._spawn(self._forget_claims(), "claims")
+        self.loaded.set()
+
+    async def _hash_secret(self) -> bytes:
+        failing = False
+        while True:
+            try:
+                async with self.database.write() as session:
+                    return await get_or_create_secret(
+                        session, _HASH_SECRET, self.ids.random_bytes(_HASH_SECRET_BYTES)
+                    )
+            except Exception as error:  # noqa: BLE001 - absent server, absent schema: wait for both
+                if not failing:
+                    log.warning("waiting_for_database", cause=_cause(error))
+                failing = True
+            await asyncio.sleep(_STARTUP_RETRY_S)
+
+    async def _maintain_partitions(self) -> None:
+        while True:
+            try:
+                await ensure_partitions(self.database, self.clock.now())
+            except Exception as error:  # noqa: BLE001 - the writer makes a missing day by itself
+                log.warning("partitions_not_ensured", cause=_cause(error))
+            await asyncio.sleep(_PARTITION_INTERVAL_S)
+
+    async def _forget_claims(self) -> None:
+        keep = timedelta(seconds=self.settings.consumed_retention_s)
+        while True:
+            try:
+                async with self.database.write() as session:
+                    await claims_forget(session, self.clock.now() - keep, _CLAIM_BATCH_ROWS)
+            except Exception as error:  # noqa: BLE001 - old claims are clutter, not a fault
+                log.warning("claims_not_forgotten", cause=_cause(error))
+            await asyncio.sleep(_CLAIM_INTERVAL_S)
+
+
+def _cause(error: Exception) -> str:
+    return error.internal or error.message if isinstance(error, NexusError) else repr(error)

@@ -1,0 +1,51 @@
+"""Every limit and knob of a process, read once from the environment and the command line."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+DEFAULT_LISTEN = "127.0.0.1:9099"
+MAX_BODY_BYTES = 8 * 1024 * 1024
+MAX_QUERY_TOKENS = 1_000_000
+MAX_BATCH_ENTRIES = 1_000
+
+_ROOT = Path(__file__).resolve().parent.parent
+DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """What one API process runs with; `from_env` reads it, the CLI overrides single fields."""
+
+    database_url: str
+    handle_secret: str
+    policy_file: Path = DEFAULT_POLICY_FILE
+    fixtures: tuple[Path, ...] = ()
+    keyless_loopback: bool = False
+    log_level: str = "info"
+    pool_connections: int = 10
+    statement_timeout_s: float = 5.0
+    # Registrations reach every replica within a second; four polls leave room for a slow one.
+    sync_interval_s: float = 0.25
+    # With no successful poll for this long, absence of a match is "unknown" and not a miss.
+    sync_stale_s: float = 5.0
+    max_candidates: int = 64
+    source_handle_ttl_s: float = 600.0
+    option_ttl_s: float = 30.0
+    claim_ttl_s: float = 30.0
+    consumed_retention_s: float = 7 * 86_400.0
+    drain_s: float = 15.0
+    decision_queue_rows: int = 200_000
+    decision_queue_bytes: int = 256 * 1024 * 1024
+
+    @staticmethod
+    def handle_secret_from(env: Mapping[str, str]) -> str | None:
+        """The signing secret of `NEXUSKV_HANDLE_SECRET` or of `NEXUSKV_HANDLE_SECRET_FILE`.
+
+        None when neither is set. Raises OSError when the file cannot be read.
+        """
+        if secret := env.get("NEXUSKV_HANDLE_SECRET"):
+            return secret
+        if path := env.get("NEXUSKV_HANDLE_SECRET_FILE"):
+            return Path(path).read_text(encoding="utf-8")
+        return None

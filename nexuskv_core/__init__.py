@@ -1,0 +1,50 @@
+"""The prefix index: which stored token lists share how much with a query.
+
+`IMPLEMENTATION` says which of two equal implementations runs. The plain-Python one is far slower
+and stands in only where NEXUSKV_ALLOW_REFERENCE=1 allows it.
+"""
+
+import os
+from typing import TYPE_CHECKING, Literal
+
+from nexuskv_core.rules import (
+    CLASS_EXACT,
+    CLASS_PARTIAL,
+    CLASS_PREFIX,
+    RULE_CHECKPOINT,
+    RULE_EXACT_ONLY,
+    RULE_PREFIX_CLOSED,
+)
+
+IMPLEMENTATION: Literal["compiled", "reference"]
+
+if TYPE_CHECKING:
+    from nexuskv_core._index import MatchSet, PrefixIndex
+else:
+    try:
+        from nexuskv_core._index import MatchSet, PrefixIndex
+
+        IMPLEMENTATION = "compiled"
+    except ImportError as missing:
+        if os.environ.get("NEXUSKV_ALLOW_REFERENCE") != "1":
+            raise ImportError(
+                "the compiled index nexuskv_core._index cannot be imported "
+                f"({missing}). Build it with `make setup`, or with "
+                "`pip install --no-deps -e .` where a C compiler is present; to run the slow "
+                "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
+            ) from missing
+        from nexuskv_core.reference import MatchSet, PrefixIndex
+
+        IMPLEMENTATION = "reference"
+
+__all__ = [
+    "CLASS_EXACT",
+    "CLASS_PARTIAL",
+    "CLASS_PREFIX",
+    "IMPLEMENTATION",
+    "RULE_CHECKPOINT",
+    "RULE_EXACT_ONLY",
+    "RULE_PREFIX_CLOSED",
+    "MatchSet",
+    "PrefixIndex",
+]

@@ -1,0 +1,47 @@
+"""What tests of keys share: making one, counting statements, a clock that is set."""
+
+import os
+from collections.abc import Awaitable, Callable, Iterator
+
+import pytest
+from sqlalchemy import event
+
+from app.clock import SystemClock
+from app.control.issue import issue_key
+from app.control.keys import NewKey, Scope
+from app.db.session import Database
+from tests.control.clock import SetClock
+
+MakeKey = Callable[..., Awaitable[NewKey]]
+
+
+@pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
+def make_key(database: Database) -> MakeKey:
+    async def make(
+        name: str = "k", scopes=(Scope.BRIDGE,), tenants=("acme",), into: Database = database
+    ) -> NewKey:
+        new, _ = await issue_key(
+            into, SystemClock(), os.urandom, name=name, scopes=scopes, tenants=tenants
+        )
+        return new
+
+    return make
+
+
+@pytest.fixture
+def statements(database: Database) -> Iterator[list[str]]:
+    """Every statement on `api_key` that reached Postgres."""
+    seen: list[str] = []
+
+    def note(_connection, _cursor, statement, *_rest) -> None:
+        if "api_key" in statement:
+            seen.append(statement)
+
+    event.listen(database.engine.sync_engine, "before_cursor_execute", note)
+    yield seen
+    event.remove(database.engine.sync_engine, "before_cursor_execute", note)

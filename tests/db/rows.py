@@ -1,0 +1,63 @@
+"""Rows of the partitioned tables with as little in them as the columns allow."""
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from datetime import datetime
+from typing import Any
+from uuid import UUID
+
+from app.clock import SystemIds
+from app.decisions.models import DecisionOutcomeRow, DecisionRow
+
+DECISION_COLUMNS = [column.name for column in DecisionRow.__table__.columns]
+OUTCOME_COLUMNS = [column.name for column in DecisionOutcomeRow.__table__.columns]
+WRITER = UUID(int=7)
+IDS = SystemIds()
+
+
+def decision(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
+    decision_id = IDS.uuid7()
+    values: dict[str, Any] = {
+        **dict.fromkeys(DECISION_COLUMNS),
+        "decision_id": decision_id,
+        "created_at": created_at,
+        "tenant": "acme",
+        "namespace": "chat",
+        "model": "m",
+        "kind": "lookup",
+        "outcome": "miss",
+        "root_id": decision_id,
+        "key_id": "k",
+        "policy_version": "default@1",
+        "excluded": "[]",
+        "path": ["described", "matched"],
+        "index_revision": 1,
+        "latency_us": 40,
+        "inputs": '{"v": 1}',
+        "writer_id": WRITER,
+        "writer_seq": 1,
+    } | changes
+    return tuple(values[name] for name in DECISION_COLUMNS)
+
+
+def outcome(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
+    values: dict[str, Any] = {
+        **dict.fromkeys(OUTCOME_COLUMNS),
+        "outcome_id": IDS.uuid7(),
+        "created_at": created_at,
+        "decision_id": IDS.uuid7(),
+        "tenant": "acme",
+        "status": "consumed",
+        "physical": False,
+        "detail": "{}",
+        "writer_id": WRITER,
+        "writer_seq": 1,
+    } | changes
+    return tuple(values[name] for name in OUTCOME_COLUMNS)
+
+
+async def eventually(condition: Callable[[], Awaitable[bool]], *, deadline_s: float = 10) -> None:
+    """Return once `condition` holds; fail when it does not in time."""
+    async with asyncio.timeout(deadline_s):
+        while not await condition():
+            await asyncio.sleep(0.01)

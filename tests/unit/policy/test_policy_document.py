@@ -1,0 +1,244 @@
+"""The execution policy: structure, consistency, identity, and tenant defaults."""
+
+import copy
+import json
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.errors import ErrorCode, NexusError
+from app.policy.document import (
+    ExecutionPolicy,
+    advisory_mismatches,
+    canonical_bytes,
+    load_policy,
+    resolve_namespace,
+    resolve_tenant,
+)
+
+ROOT = Path(__file__).resolve().parents[3]
+DEFAULT = ROOT / "policies" / "default.yaml"
+PUBLISHED = ROOT.parent / "shared" / "contract" / "execution_policy.v1.schema.json"
+
+
+def published_validator() -> jsonschema.Draft202012Validator:
+    if not PUBLISHED.exists():
+        pytest.skip("the published execution policy schema is not at hand")
+    return jsonschema.Draft202012Validator(json.loads(PUBLISHED.read_text()))
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    """A policy that uses every field."""
+    return {
+        "schema_version": "nexuskv.execution_policy.v1",
+        "enabled_transfer_backends": ["rdma", "baseline_transport"],
+        "backend_priority_order": ["rdma", "baseline_transport"],
+        "allowed_source_tiers": ["host_dram", "local_ssd"],
+        "allowed_target_tiers": ["device"],
+        "allowed_device_classes": ["cuda", "other"],
+        "allowed_buffer_kinds": [],
+        "default_fallback_behavior": "recompute",
+        "recompute_fallback_policy": {
+            "on_cache_miss": True,
+            "on_backend_rejection": True,
+            "on_capability_miss": False,
+            "on_policy_denial": True,
+        },
+        "tenant_namespace_policy": {
+            "mode": "advisory",
+            "default_tenant": "acme",
+            "default_namespace": "chat",
+        },
+        "quota_admission_policy": {
+            "mode": "enforced",
+            "max_payload_bytes": 2**40,
+            "max_entries": 10,
+            "max_concurrent_transfers": 4,
+            "max_pinned_dram_bytes": 2**30,
+        },
+        "backend_overlays": {
+            "rdma": {
+                "enabled": True,
+                "priority_override": 0,
+                "allowed_source_tiers": ["host_dram"],
+                "allowed_target_tiers": [],
+                "allowed_device_classes": ["cuda"],
+                "allowed_buffer_kinds": ["host_pinned"],
+                "allowed_materialization_capabilities": ["full"],
+                "allow_degraded_selection": False,
+            }
+        },
+        **changes,
+    }
+
+
+def load(value: Any) -> ExecutionPolicy:
+    return load_policy(json.dumps(value))
+
+
+def findings(value: Any) -> dict[str, ErrorCode]:
+    with pytest.raises(NexusError) as caught:
+        load(value)
+    return {finding.pointer: finding.code for finding in caught.value.errors}
+
+
+def test_the_default_policy_is_valid_and_never_denies() -> None:
+    policy = load_policy(DEFAULT.read_bytes())
+    published_validator().validate(yaml.safe_load(DEFAULT.read_text()))
+    assert set(policy.backend_priority_order) == set(policy.enabled_transfer_backends)
+    assert policy.quota_admission_policy.mode == "disabled"
+    assert not policy.allowed_source_tiers
+
+
+def test_a_whole_policy_round_trips() -> None:
+    policy = load(document())
+    published_validator().validate(document())
+    assert json.loads(canonical_bytes(policy)) == document()
+    assert load_policy(canonical_bytes(policy)) == policy
+
+
+def test_equal_content_has_an_equal_version_however_written() -> None:
+    reordered = dict(reversed(list(document().items())))
+    texts = [
+        json.dumps(document()),
+        json.dumps(reordered, indent=2),
+        yaml.safe_dump(document()),
+        "# a comment\n" + yaml.safe_dump(document(), default_flow_style=True),
+        "\ufeff" + json.dumps(document()),
+    ]
+    versions = {load_policy(text).version for text in texts}
+    assert len(versions) == 1
+    (version,) = versions
+    assert version.startswith("sha256:")
+    assert load(document()).content_sha256.startswith(version.removeprefix("sha256:"))
+
+
+def test_another_order_of_backends_is_another_version() -> None:
+    other = document(backend_priority_order=["baseline_transport", "rdma"])
+    assert load(other).version != load(document()).version
+
+
+def places(value: Any, at: str = "") -> list[tuple[str, Any]]:
+    found = [(at, value)] if at else []
+    if isinstance(value, dict):
+        for key, item in value.items():
+            found += places(item, f"{at}/{key}")
+    return found
+
+
+def changed(at: str, value: Any, *, drop: bool = False) -> dict[str, Any]:
+    whole = copy.deepcopy(document())
+    holder: Any = whole
+    *steps, last = at.strip("/").split("/")
+    for step in steps:
+        holder = holder[step]
+    if drop:
+        del holder[last]
+    else:
+        holder[last] = value
+    return whole
+
+
+PLACES = places(document())
+OPTIONAL = ("max_concurrent_transfers", "max_pinned_dram_bytes", "backend_overlays")
+
+
+@pytest.mark.parametrize("at", [at for at, _ in PLACES])
+def test_a_dropped_field_is_named(at: str) -> None:
+    if "/backend_overlays" in at or at.endswith(OPTIONAL):
+        assert load(changed(at, None, drop=True)).version != load(document()).version
+    else:
+        assert findings(changed(at, None, drop=True)) == {at: ErrorCode.MISSING_FIELD}
+
+
+@pytest.mark.parametrize("wrong", [None, "nonsense", 1.5, -1, {"nonsense": 1}, [["x"]]], ids=repr)
+@pytest.mark.parametrize(("at", "value"), PLACES)
+def test_what_the_published_schema_refuses_is_refused(at: str, value: Any, wrong: Any) -> None:
+    whole = changed(at, wrong)
+    if published_validator().is_valid(whole):
+        assert isinstance(value, str)
+        load(whole)
+    else:
+        found = findings(whole)
+        assert found
+        assert all(pointer.startswith(at) for pointer in found)
+
+
+def test_an_unknown_field_is_named_in_every_object() -> None:
+    for at, value in [*PLACES, ("", document())]:
+        if isinstance(value, dict) and at != "/backend_overlays":
+            whole = changed(f"{at}/surprise", 1)
+            assert findings(whole) == {f"{at}/surprise": ErrorCode.UNKNOWN_FIELD}
+
+
+def test_repeated_values_are_named() -> None:
+    whole = document(allowed_source_tiers=["device", "host_dram", "device"])
+    whole["backend_overlays"]["rdma"]["allowed_buffer_kinds"] = ["device", "device"]
+    assert set(findings(whole)) == {
+        "/allowed_source_tiers/2",
+        "/backend_overlays/rdma/allowed_buffer_kinds/1",
+    }
+
+
+@pytest.mark.parametrize(
+    ("enabled", "order", "pointer"),
+    [
+        (["rdma"], ["rdma", "zero_copy"], "/backend_priority_order/1"),
+        (["rdma", "zero_copy"], ["rdma"], "/backend_priority_order"),
+        ([], ["rdma"], "/enabled_transfer_backends"),
+        (["rdma"], [], "/backend_priority_order"),
+        (["rdma"], ["rdma", "rdma"], "/backend_priority_order/1"),
+    ],
+)
+def test_the_order_holds_exactly_the_enabled_backends(
+    enabled: list[str], order: list[str], pointer: str
+) -> None:
+    whole = document(enabled_transfer_backends=enabled, backend_priority_order=order)
+    assert pointer in findings(whole)
+
+
+def tenancy(mode: str, tenant: str, namespace: str) -> ExecutionPolicy:
+    policy = {"mode": mode, "default_tenant": tenant, "default_namespace": namespace}
+    return load(document(tenant_namespace_policy=policy))
+
+
+@pytest.mark.parametrize("mode", ["disabled", "advisory"])
+def test_defaults_apply_where_a_call_names_none(mode: str) -> None:
+    policy = tenancy(mode, "acme", "chat")
+    assert (resolve_tenant(policy, None), resolve_namespace(policy, None)) == ("acme", "chat")
+    assert (resolve_tenant(policy, "b"), resolve_namespace(policy, "c")) == ("b", "c")
+    none = tenancy(mode, "", "")
+    assert (resolve_tenant(none, None), resolve_namespace(none, None)) == (None, None)
+
+
+@pytest.mark.parametrize(
+    ("mode", "tenant", "namespace", "expected"),
+    [
+        ("advisory", "acme", "chat", ()),
+        ("advisory", "other", "chat", ("tenant",)),
+        ("advisory", "acme", "other", ("namespace",)),
+        ("advisory", "x", "y", ("tenant", "namespace")),
+        ("disabled", "x", "y", ()),
+    ],
+)
+def test_advisory_mode_names_what_differs(
+    mode: str, tenant: str, namespace: str, expected: tuple[str, ...]
+) -> None:
+    assert advisory_mismatches(tenancy(mode, "acme", "chat"), tenant, namespace) == expected
+
+
+def test_an_empty_default_expects_nothing() -> None:
+    assert advisory_mismatches(tenancy("advisory", "", ""), "x", "y") == ()
+
+
+@settings(deadline=None)
+@given(st.integers(0, 2**63 - 1))
+def test_limits_are_kept_to_the_unit(limit: int) -> None:
+    quota = document()["quota_admission_policy"] | {"max_payload_bytes": limit}
+    policy = load(document(quota_admission_policy=quota))
+    assert policy.quota_admission_policy.max_payload_bytes == limit
