@@ -83,17 +83,15 @@ def create_app(
     app.bridge = Bridge(
         services.access,
         handles,
-        services.lookup,
-        services.estimate,
-        services.materialize,
-        services.sync.freshness,
-        services.metrics,
-        clock,
+        lookup=services.lookup,
+        estimate=services.estimate,
+        materialize=services.materialize,
+        freshness=services.sync.freshness,
+        metrics=services.metrics,
+        clock=clock,
     )
     include_routers(app, services)
     install_handlers(app)
     app.add_middleware(BodyLimitMiddleware)
-    app.add_middleware(
-        RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics
-    )
+    app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics)
     return app

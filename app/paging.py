@@ -31,7 +31,9 @@ P = TypeVar("P")
 def coerce_page_size(requested_items: int) -> int:
     """Return the items of a page: 1,000 at most; below 1 raises INVALID_FIELD."""
     if requested_items < 1:
-        finding = FieldError("/query/page_size", ErrorCode.INVALID_FIELD, "page_size must be at least 1")
+        finding = FieldError(
+            "/query/page_size", ErrorCode.INVALID_FIELD, "page_size must be at least 1"
+        )
         raise NexusError(ErrorCode.INVALID_FIELD, finding.detail, errors=[finding])
     return min(requested_items, MAX_PAGE_ITEMS)
 

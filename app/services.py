@@ -8,7 +8,6 @@ from importlib.metadata import version
 from typing import Any, Final
 
 import structlog
-from nexuskv_core import IMPLEMENTATION
 
 from app.clock import Clock, IdSource
 from app.control.auth import Access
@@ -29,13 +28,16 @@ from app.index.sync import IndexSync
 from app.lifecycle.estimate import Estimate
 from app.lifecycle.lookup import Lookup
 from app.lifecycle.materialize import Materialize
+from app.lifecycle.observe import Observer
 from app.lifecycle.register import StateIntake
 from app.metrics import Metrics
 from app.planner.cost import ReferenceProfile
 from app.policy.document import load_policy
 from app.settings import Settings
+from nexuskv_core import IMPLEMENTATION
 
-_HASH_SECRET: Final = "hash"
+# The name of the row, not the secret.
+_HASH_ROW: Final = "hash"
 _HASH_SECRET_BYTES: Final = 32
 _STARTUP_RETRY_S: Final = 0.5
 _PARTITION_INTERVAL_S: Final = 3600.0
@@ -82,39 +84,41 @@ class Services:
             ),
         )
         self.intake = StateIntake(self.registry, self.policy, self.metrics)
-        self.lookup = Lookup(
-            self.index,
-            self.writer,
-            self.policy,
-            clock,
-            ids,
-            max_candidates=settings.max_candidates,
-            source_handle_ttl_s=settings.source_handle_ttl_s,
-        )
-        self.estimate = Estimate(
-            self.database,
-            self.writer,
-            ReferenceProfile(),
-            self.policy,
-            clock,
-            ids,
-            option_ttl_s=settings.option_ttl_s,
-        )
-        self.materialize = Materialize(
-            self.database,
-            self.writer,
-            ProtocolBackend(),
-            self.policy,
-            clock,
-            ids,
-            claim_ttl_s=settings.claim_ttl_s,
-        )
+        self._make_pipeline()
         self.loaded = asyncio.Event()
         self.draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch_index(self.index.stats)
         self.metrics.watch_decisions(self.writer)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
+
+    def _make_pipeline(self) -> None:
+        """The three slices of the pipeline."""
+        self.lookup = Lookup(
+            self.index,
+            self.writer,
+            self.policy,
+            clock=self.clock,
+            ids=self.ids,
+            max_candidates=self.settings.max_candidates,
+            source_handle_ttl_s=self.settings.source_handle_ttl_s,
+        )
+        observer = Observer(self.writer, self.policy, self.index, clock=self.clock, ids=self.ids)
+        self.estimate = Estimate(
+            self.database,
+            observer,
+            ReferenceProfile(),
+            clock=self.clock,
+            ids=self.ids,
+            option_ttl_s=self.settings.option_ttl_s,
+        )
+        self.materialize = Materialize(
+            self.database,
+            observer,
+            ProtocolBackend(),
+            clock=self.clock,
+            claim_ttl_s=self.settings.claim_ttl_s,
+        )
 
     def _facts(self) -> ReadinessFacts:
         return ReadinessFacts(
@@ -166,7 +170,7 @@ class Services:
             try:
                 async with self.database.write() as session:
                     return await get_or_create_secret(
-                        session, _HASH_SECRET, self.ids.random_bytes(_HASH_SECRET_BYTES)
+                        session, _HASH_ROW, self.ids.random_bytes(_HASH_SECRET_BYTES)
                     )
             except Exception as error:  # noqa: BLE001 - absent server, absent schema: wait for both
                 if not failing:

@@ -12,6 +12,7 @@ _HEADERS = [(b"content-type", b"text/plain"), (b"content-length", str(len(_BODY)
 
 
 async def hello(scope, receive, send) -> None:
+    del scope, receive
     await send({"type": "http.response.start", "status": 200, "headers": _HEADERS})
     await send({"type": "http.response.body", "body": _BODY})
 

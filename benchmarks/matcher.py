@@ -202,7 +202,6 @@ def run(*, blocks: int = 1_000_000, queries: int = 2_000, rounds: int = 5) -> Re
     ]
     limits = {
         "lookup, u32 buffer, whole entries": LOOKUP_BAR_US,
-        "lookup, list, whole entries": LOOKUP_BAR_US,
         "memory a block, resident": MEMORY_BAR_BYTES,
         "memory a block, allocated": MEMORY_BAR_BYTES,
     }

@@ -67,9 +67,8 @@ class Report:
         for bar in self.bars:
             side = ">=" if bar.at_least else "<="
             verdict = "holds" if bar.holds else "MISSED"
-            print(
-                f"  {bar.name:<{width}}  {bar.value:10.3f} {bar.unit:<12} {side} {bar.bar:<8g} {verdict}"
-            )
+            figure = f"{bar.value:10.3f} {bar.unit:<12} {side} {bar.bar:<8g}"
+            print(f"  {bar.name:<{width}}  {figure} {verdict}")
 
 
 def _shown(value: object) -> str:

@@ -26,6 +26,7 @@ import asyncpg
 import orjson
 
 from app.clock import SystemClock, SystemIds
+from app.contract.registration import parse_registration
 from app.control.issue import issue_key
 from app.control.keys import ALL_TENANTS, Scope
 from app.db.embedded import EmbeddedPostgres
@@ -232,7 +233,7 @@ async def stored_decisions(url: str) -> int:
 
 def measure_http(url: str, report: Report, *, rounds: int, duration_s: float) -> None:
     key = asyncio.run(prepare(url))
-    with tempfile.TemporaryDirectory() as scratch, hello_server() as (hello, hello_port):
+    with tempfile.TemporaryDirectory() as scratch, hello_server() as hello:
         ready = Path(scratch) / "ready.json"
         command = [sys.executable, "-m", "app.cli", "serve", "--listen", "127.0.0.1:0"]
         command += ["--ready-file", str(ready), "--log-level", "warning"]
@@ -246,7 +247,12 @@ def measure_http(url: str, report: Report, *, rounds: int, duration_s: float) ->
             assert orjson.loads(answer)["match_result"]["classification"] == "exact"
             requests = [http_request("/locus/v1/lookup", body, key) for body in bodies]
             asked = compare(
-                report, hello, hello_port, service, base_url, requests, rounds, duration_s
+                report,
+                hello,
+                (service, int(base_url.rpartition(":")[2])),
+                requests,
+                rounds=rounds,
+                duration_s=duration_s,
             )
             report.rows[-1]["answer_bytes"] = len(answer)
         # The service has drained by now: what it answered must be in Postgres, row by row.
@@ -267,16 +273,15 @@ def hello_server() -> Iterator[tuple[subprocess.Popen[bytes], int]]:
 
 def compare(
     report: Report,
-    hello: subprocess.Popen[bytes],
-    hello_port: int,
-    service: subprocess.Popen[bytes],
-    base_url: str,
+    hello: tuple[subprocess.Popen[bytes], int],
+    service: tuple[subprocess.Popen[bytes], int],
     requests: list[bytes],
+    *,
     rounds: int,
     duration_s: float,
 ) -> int:
-    """Interleaved rounds; the answers given by the service."""
-    port = int(base_url.rpartition(":")[2])
+    """Interleaved rounds on two (process, port); the answers given by the service."""
+    (hello, hello_port), (service, port) = hello, service
     get = [b"GET / HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"]
     load(hello_port, 0.5, get, hello.pid)
     asked = load(port, 1.0, requests, service.pid)["requests"]
@@ -292,7 +297,9 @@ def compare(
             {"what": "hello", "round": number, **plain},
             {"what": "lookup", "round": number, **ours, "of_hello": ratios[-1]},
         ]
-    report.rows.append({"what": "server CPU, hello / lookup", "ratio": statistics.median(cpu_ratios)})
+    report.rows.append(
+        {"what": "server CPU, hello / lookup", "ratio": statistics.median(cpu_ratios)}
+    )
     report.bars.append(
         Bar("lookup of hello's requests/s", statistics.median(ratios), "ratio", 0.35, True)
     )
@@ -307,7 +314,7 @@ async def measure_long(url: str, report: Report) -> None:
     await services.start()
     await services.loaded.wait()
     await services.registry.register(
-        [orjson_registration(number) for number in range(4)]
+        [parse_registration(registration(number, LONG_TOKENS)) for number in range(4)]
     )
     bodies = [lookup_body(number, LONG_TOKENS) for number in range(4)]
     scope = {
@@ -340,12 +347,6 @@ async def measure_long(url: str, report: Report) -> None:
     report.bars.append(Bar("32,768-token lookup / orjson.loads", ratio, "ratio", 3.0, False))
 
 
-def orjson_registration(number: int) -> Any:
-    from app.contract.registration import parse_registration  # noqa: PLC0415
-
-    return parse_registration(registration(number, LONG_TOKENS))
-
-
 async def call(app: Any, scope: dict[str, Any], body: bytes) -> list[dict[str, Any]]:
     sent: list[dict[str, Any]] = []
 
@@ -363,8 +364,7 @@ def measure_matcher(report: Report) -> None:
     result = matcher.run()
     report.rows += [dict(row) for row in result["rows"]]
     report.bars += [
-        Bar(bar["name"], bar["value"], bar["unit"], bar["bar"], False)
-        for bar in result["bars"]
+        Bar(bar["name"], bar["value"], bar["unit"], bar["bar"], False) for bar in result["bars"]
     ]
 
 
@@ -377,7 +377,7 @@ def main() -> None:
     report = Report("service", [" ".join(["make bench", *sys.argv[1:]])])
     if options.only in (None, "http", "long"):
         with tempfile.TemporaryDirectory() as scratch:
-            os.chmod(scratch, 0o711)
+            Path(scratch).chmod(0o711)
             os.sched_setaffinity(0, {LOAD_CORE})
             with EmbeddedPostgres(Path(scratch) / "data") as postgres:
                 if options.only != "long":

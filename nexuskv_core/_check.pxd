@@ -1,13 +1,15 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
-"""The rules of the stored structure, checked node by node. For tests; slow."""
+"""Looking inside: the rules of the stored structure, node by node, and what is stored. Slow."""
 from libc.stdint cimport uint32_t, uint64_t
 
 from nexuskv_core._store cimport (
     BLOCK_BITS, ENTRY, NODE_BITS, RUN, TAIL, Block, GroupBody, Node, Store, Table, block_at,
-    block_tokens_at, find_block, find_entry, node_at,
+    block_tokens_at, node_at,
 )
+from nexuskv_core._table cimport find_block, find_entry
 from nexuskv_core._treap cimport compare_nodes, lower_entry, own_best, own_count
-from nexuskv_core._trie cimport FLAG_FINE
+from nexuskv_core._tokens cimport hash_bytes
+from nexuskv_core._trie cimport FLAG_FINE, FLAG_PARTIAL, RULE_MASK
 
 
 cdef inline object check_treap(
@@ -20,8 +22,12 @@ cdef inline object check_treap(
     if root == 0:
         return
     assert node.kind == kind and node.owner == owner, "a member knows its owner"
-    assert node.left == 0 or (left.up == root and left.priority <= node.priority), "heap order"
-    assert node.right == 0 or (right.up == root and right.priority <= node.priority), "heap order"
+    assert node.left == 0 or (
+        left.up == root and left.priority <= node.priority
+    ), "heap order"
+    assert node.right == 0 or (
+        right.up == root and right.priority <= node.priority
+    ), "heap order"
     assert node.count == own_count(s, root) + left.count + right.count, "counts add up"
     assert node.best == lower_entry(
         s, own_best(s, root), lower_entry(s, left.best, right.best)
@@ -43,7 +49,8 @@ cdef inline object members(Store* s, uint32_t root, uint32_t owner, uint32_t kin
 cdef inline uint64_t check_entries(Store* s, uint32_t root, uint32_t owner):
     numbers = members(s, root, owner, ENTRY)
     for number in numbers:
-        assert find_entry(s, node_at(s, number).u.entry.entry) == number, "an entry is in its table"
+        found = find_entry(s, node_at(s, number).u.entry.entry)
+        assert found == number, "an entry is in its table"
     return len(numbers)
 
 
@@ -56,7 +63,8 @@ cdef inline object check_blocks(Store* s, uint32_t number, GroupBody* group):
         block = block_at(s, at)
         assert block.run == number, "a block knows its run"
         assert find_block(s, block.lo, block.hi) == at, "a block is in its table"
-        assert (block_tokens_at(s, at) != NULL) == (group.flags & FLAG_FINE != 0), "token slots"
+        fine = group.flags & FLAG_FINE != 0
+        assert (block_tokens_at(s, at) != NULL) == fine, "tokens are kept where needed"
         if i + 1 == node.u.run.length:
             assert at == node.u.run.last and block.next == 0, "a run ends at its last block"
         at = block.next
@@ -135,3 +143,20 @@ cdef inline object check_store(Store* s, list groups):
     assert table_used(&s.entry_table) == s.entry_table.used, "table slots are counted"
     assert table_used(&s.block_table) == s.block_table.used, "table slots are counted"
     check_free(s, totals[2] + len(groups))
+
+
+cdef inline tuple describe_entry(Store* s, uint32_t number):
+    """A row of `PrefixIndex.dump`."""
+    cdef Node* node = node_at(s, number)
+    cdef Node* holder = node_at(s, node.owner)
+    cdef uint64_t length = 0
+    cdef GroupBody* group
+    if holder.kind == TAIL:
+        length = holder.u.tail.length
+        holder = node_at(s, holder.owner)
+    length += <uint64_t>holder.u.run.depth * s.block_tokens
+    group = &node_at(s, holder.u.run.group).u.group
+    return (
+        hash_bytes(group.k0, group.k1), group.flags & RULE_MASK, group.unit,
+        group.flags & FLAG_PARTIAL != 0, length, node.u.entry.order, node.u.entry.entry,
+    )

@@ -1,11 +1,14 @@
-from typing import Self, final
+from typing import Self, TypeAlias, final
 
 from _typeshed import ReadableBuffer
 
+_Tokens: TypeAlias = list[int] | tuple[int, ...] | ReadableBuffer
+
 @final
 class MatchSet:
-    """What `PrefixIndex.match` found."""
-
+    def __init__(
+        self, identity: bytes, candidates: list[tuple[int, int, int]], truncated: int
+    ) -> None: ...
     @property
     def identity(self) -> bytes: ...
     @property
@@ -13,16 +16,15 @@ class MatchSet:
     @property
     def truncated(self) -> int: ...
 
+@final
 class PrefixIndex:
     def __new__(cls, *, block_tokens: int = 16) -> Self: ...
     def __len__(self) -> int: ...
-    def identity(
-        self, scope_key: bytes, tokens: list[int] | tuple[int, ...] | ReadableBuffer
-    ) -> bytes: ...
+    def identity(self, scope_key: bytes, tokens: _Tokens) -> bytes: ...
     def add(
         self,
         scope_key: bytes,
-        tokens: list[int] | tuple[int, ...] | ReadableBuffer,
+        tokens: _Tokens,
         entry: int,
         *,
         rule: int,
@@ -34,7 +36,7 @@ class PrefixIndex:
     def match(
         self,
         scope_key: bytes,
-        tokens: list[int] | tuple[int, ...] | ReadableBuffer,
+        tokens: _Tokens,
         *,
         max_candidates: int = 64,
     ) -> MatchSet: ...

@@ -1,81 +1,38 @@
 # cython: language_level=3, boundscheck=False, wraparound=False, cdivision=True
+# cython: auto_pickle=False, autotestdict=False
 """The compiled prefix index. Every call holds the GIL from start to end, so calls are atomic."""
-from cpython.buffer cimport (
-    PyBUF_CONTIG_RO, PyBUF_FORMAT, PyBuffer_Release, PyObject_CheckBuffer, PyObject_GetBuffer,
-)
-from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
+cimport cython
+from cpython.buffer cimport PyBuffer_Release
+from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
-from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
+from libc.stdint cimport uint8_t, uint32_t, uint64_t
 from libc.string cimport memset
 
-from nexuskv_core._check cimport check_store
+from nexuskv_core._check cimport check_store, describe_entry
 from nexuskv_core._match cimport (
-    PARTIAL, Candidate, Search, Source, next_candidate, note_group, order_sources,
+    Candidate, Search, Source, next_candidate, note_group, order_sources,
 )
 from nexuskv_core._siphash cimport (
-    SipState, absorb_blocks, finish_tail, load_le64, sip_absorb, sip_finish, sip_start, store_le64,
-    token_pair,
+    SipState, absorb_blocks, finish_tail, load_le64, sip_absorb, sip_finish,
 )
 from nexuskv_core._store cimport (
-    DONE, ENTRY, FULL, RUN, TAIL, GroupBody, Node, Status, Store, drop, find_entry, give_node,
-    grab, nkv_prefetch, node_at, reserve_blocks, reserve_nodes, store_close, store_open, table_reserve,
+    DONE, NO_MEMORY, GroupBody, Store, drop, give_node, grab, node_at, raise_status, reserve_blocks,
+    reserve_nodes,
+)
+from nexuskv_core._table cimport find_entry, store_close, store_open, table_reserve
+from nexuskv_core._tokens cimport (
+    PySequence_Fast_GET_SIZE, PySequence_Fast_ITEMS, hash_bytes, nkv_token, open_buffer, start_of,
+    unbox_and_hash, whole_number,
 )
 from nexuskv_core._trie cimport (
-    FLAG_FINE, FLAG_PARTIAL, RULE_MASK, Query, deepest_block, delete_entry, insert_entry,
-    new_group,
+    FLAG_FINE, FLAG_PARTIAL, Query, deepest_block, delete_entry, find_group,
+    insert_entry, new_group,
 )
-
-
-cdef extern from *:
-    """
-    static int nkv_rare_token(PyObject *item, uint32_t *token);
-    /* 0 and the token, 1 for another type, 2 out of range; runs no Python code. */
-    static inline int nkv_token(PyObject *item, uint32_t *token) {
-        if (Py_TYPE(item) == &PyLong_Type) {
-    #if PY_VERSION_HEX >= 0x030C0000
-            if (PyUnstable_Long_IsCompact((PyLongObject *)item)) {
-                Py_ssize_t small = PyUnstable_Long_CompactValue((PyLongObject *)item);
-                *token = (uint32_t)small;
-                return small < 0 ? 2 : 0;
-            }
-    #else
-            if (Py_SIZE(item) == 1) {
-                *token = (uint32_t)((PyLongObject *)item)->ob_digit[0];
-                return 0;
-            }
-            if (Py_SIZE(item) == 2) {
-                unsigned long long value = ((PyLongObject *)item)->ob_digit[1];
-                value = value << PyLong_SHIFT | ((PyLongObject *)item)->ob_digit[0];
-                *token = (uint32_t)value;
-                return value > 0xFFFFFFFFULL ? 2 : 0;
-            }
-    #endif
-        }
-        return nkv_rare_token(item, token);
-    }
-    static int nkv_rare_token(PyObject *item, uint32_t *token) {
-        unsigned long long value;
-        if (!PyLong_Check(item) || PyBool_Check(item)) {
-            return 1;
-        }
-        value = PyLong_AsUnsignedLongLong(item);
-        if (value == (unsigned long long)-1 && PyErr_Occurred()) {
-            PyErr_Clear();
-            return 2;
-        }
-        *token = (uint32_t)value;
-        return value > 0xFFFFFFFFULL ? 2 : 0;
-    }
-    """
-    int nkv_token(PyObject* item, uint32_t* token) noexcept
-    PyObject** PySequence_Fast_ITEMS(PyObject* sequence) noexcept
-    Py_ssize_t PySequence_Fast_GET_SIZE(PyObject* sequence) noexcept
 
 
 cdef enum:
     KEEP_BYTES = 1 << 18        # scratch above this is freed after the call
     OPENED_A_CANDIDATE = 32     # sources a match may open for each candidate wanted
-    UNBOX_AHEAD = 64            # tokens
     NODES_AN_ENTRY = 8          # group, root, split run, run, tail, its tokens, entry; one spare
 
 
@@ -96,80 +53,17 @@ def siphash_128(bytes key not None, bytes message not None, int c_rounds=1, int 
     return hash_bytes(lo, hi)
 
 
-cdef SipState start_of(bytes key) except *:
-    cdef const uint8_t* p
-    if key is None:
-        raise TypeError("a scope key is bytes")
-    if PyBytes_GET_SIZE(key) != 16:
-        raise ValueError("a scope key is 16 bytes")
-    p = <const uint8_t*>PyBytes_AS_STRING(key)
-    return sip_start(load_le64(p), load_le64(p + 8))
-
-
-cdef bytes hash_bytes(uint64_t lo, uint64_t hi):
-    cdef uint8_t out[16]
-    store_le64(out, lo)
-    store_le64(out + 8, hi)
-    return PyBytes_FromStringAndSize(<char*>out, 16)
-
-
-cdef int raise_status(Status status) except -1:
-    if status == FULL:
-        raise OverflowError("the index holds as many blocks or entries as it can number")
-    if status != DONE:
-        raise MemoryError("no memory for the index")
-    return 0
-
-
-cdef uint64_t whole_number(object value, str name, object limit) except? 0:
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} is an integer")
-    if not 0 <= value <= limit:
-        raise ValueError(f"{name} is from 0 to {limit}")
-    return value
-
-
-cdef int unbox_and_hash(
-    PyObject** items, uint32_t* tokens, size_t length, SipState* states, uint32_t block_tokens
-) noexcept:
-    """Not 0 when an item is no token. `states[0]` is set, and the state after each block stored.
-
-    The hash waits on itself, so unboxing beside it is nearly free, if it runs so far ahead that a
-    token was stored before the hash loads it as half of a wider word.
-    """
-    cdef size_t ahead = UNBOX_AHEAD if length > UNBOX_AHEAD else length
-    cdef size_t at = 0
-    cdef int bad = 0
-    cdef SipState s = states[0]
-    cdef size_t i
-    for i in range(ahead):
-        bad |= nkv_token(items[i], &tokens[i])
-    while ahead + UNBOX_AHEAD + block_tokens <= length:
-        for i in range(at, at + block_tokens, 2):
-            bad |= nkv_token(items[i + UNBOX_AHEAD], &tokens[i + UNBOX_AHEAD])
-            bad |= nkv_token(items[i + UNBOX_AHEAD + 1], &tokens[i + UNBOX_AHEAD + 1])
-            nkv_prefetch(items[i + 2 * UNBOX_AHEAD])
-            nkv_prefetch(items[i + 2 * UNBOX_AHEAD + 1])
-            sip_absorb(&s, token_pair(tokens + i), 1)
-        at += block_tokens
-        ahead += block_tokens
-        states[at // block_tokens] = s
-    for i in range(ahead, length):
-        bad |= nkv_token(items[i], &tokens[i])
-    absorb_blocks(
-        states + at // block_tokens, tokens + at, (length - at) // block_tokens, block_tokens
-    )
-    return bad
-
-
+@cython.final
 cdef class MatchSet:
     """What `PrefixIndex.match` found."""
     cdef readonly bytes identity
     cdef readonly list candidates
     cdef readonly Py_ssize_t truncated
 
-    def __init__(self, *args, **kwargs):
-        raise TypeError("a MatchSet comes from PrefixIndex.match")
+    def __init__(self, bytes identity not None, list candidates not None, Py_ssize_t truncated):
+        self.identity = identity
+        self.candidates = candidates
+        self.truncated = truncated
 
     def __repr__(self):
         return (
@@ -178,11 +72,13 @@ cdef class MatchSet:
         )
 
 
-cdef class Scope:
+@cython.final
+cdef class _Scope:
     """First of the groups of one scope."""
     cdef uint32_t group
 
 
+@cython.final
 cdef class PrefixIndex:
     """Entries by the token lists they cover; see README.md for what is stored and what it costs."""
     cdef Store store
@@ -213,9 +109,11 @@ cdef class PrefixIndex:
     # ---- token lists
 
     cdef int free_scratch(self, size_t keep_bytes) noexcept:
+        cdef Py_buffer view
         if self.viewing:
-            PyBuffer_Release(&self.view)
+            view = self.view
             self.viewing = False
+            PyBuffer_Release(&view)
         if self.unboxed_capacity * sizeof(uint32_t) > keep_bytes:
             drop(&self.store, self.unboxed, self.unboxed_capacity * sizeof(uint32_t))
             self.unboxed = NULL
@@ -230,20 +128,6 @@ cdef class PrefixIndex:
             self.sources_capacity = 0
         return 0
 
-    cdef int open_buffer(self, object tokens) except -1:
-        cdef bytes code
-        if not PyObject_CheckBuffer(tokens):
-            raise TypeError("tokens are a list of integers or a contiguous buffer of uint32")
-        try:
-            PyObject_GetBuffer(tokens, &self.view, PyBUF_CONTIG_RO | PyBUF_FORMAT)
-        except BufferError:
-            raise ValueError("a token buffer is contiguous") from None
-        self.viewing = True
-        code = self.view.format if self.view.format != NULL else b"B"
-        if self.view.ndim != 1 or self.view.itemsize != 4 or code.lstrip(b"@=<") not in (b"I", b"L"):
-            raise ValueError("a token buffer has one dimension of native uint32")
-        return 0
-
     cdef int reserve_scratch(self, size_t length, bint unbox) except -1:
         cdef size_t states = length // self.store.block_tokens + 1
         if length > <size_t>0x7fffffff:
@@ -253,14 +137,14 @@ cdef class PrefixIndex:
             self.unboxed_capacity = 0
             self.unboxed = <uint32_t*>grab(&self.store, (length + 1024) * sizeof(uint32_t))
             if self.unboxed == NULL:
-                raise MemoryError("no memory for the tokens")
+                raise_status(NO_MEMORY)
             self.unboxed_capacity = length + 1024
         if states > self.states_capacity:
             drop(&self.store, self.states, self.states_capacity * sizeof(SipState))
             self.states_capacity = 0
             self.states = <SipState*>grab(&self.store, (states + 64) * sizeof(SipState))
             if self.states == NULL:
-                raise MemoryError("no memory for the hash states")
+                raise_status(NO_MEMORY)
             self.states_capacity = states + 64
         return 0
 
@@ -269,21 +153,24 @@ cdef class PrefixIndex:
         cdef SipState state = start_of(scope_key)
         cdef bint unbox = isinstance(tokens, (list, tuple))
         cdef uint32_t bt = self.store.block_tokens
+        cdef PyObject** items
         cdef const uint32_t* data
-        cdef size_t length
+        cdef size_t length, i
         cdef int bad = 0
         if unbox:
             length = PySequence_Fast_GET_SIZE(<PyObject*>tokens)
         else:
-            self.open_buffer(tokens)
+            open_buffer(tokens, &self.view)
+            self.viewing = True
             length = self.view.len // 4
         self.reserve_scratch(length, unbox)
         self.states[0] = state
         if unbox:
             data = self.unboxed
-            bad = unbox_and_hash(
-                PySequence_Fast_ITEMS(<PyObject*>tokens), self.unboxed, length, self.states, bt
-            )
+            items = PySequence_Fast_ITEMS(<PyObject*>tokens)
+            bad = unbox_and_hash(items, self.unboxed, length // bt, self.states, bt)
+            for i in range(length - length % bt, length):
+                bad |= nkv_token(items[i], &self.unboxed[i])
         else:
             data = <const uint32_t*>self.view.buf
             absorb_blocks(self.states, data, length // bt, bt)
@@ -352,27 +239,17 @@ cdef class PrefixIndex:
         finally:
             self.free_scratch(KEEP_BYTES)
 
-    cdef uint32_t find_group(self, Scope scope, uint32_t unit, uint32_t flags) noexcept:
-        cdef uint32_t at = scope.group
-        cdef GroupBody* group
-        while at:
-            group = &node_at(&self.store, at).u.group
-            if group.unit == unit and group.flags == flags:
-                return at
-            at = group.next
-        return 0
-
     cdef int insert(
         self, bytes scope_key, uint32_t entry, uint32_t unit, uint32_t flags, uint64_t order
     ) except -1:
         cdef Store* s = &self.store
-        cdef Scope scope = self.scopes.get(scope_key)
+        cdef _Scope scope = self.scopes.get(scope_key)
         cdef uint32_t block = 0
         cdef uint32_t depth = 0
         cdef uint32_t group = 0
         cdef int fine = flags & FLAG_FINE != 0
         if scope is not None:
-            group = self.find_group(scope, unit, flags)
+            group = find_group(s, scope.group, unit, flags)
         if group:
             block = deepest_block(s, &self.query, group, &depth)
         raise_status(reserve_nodes(s, NODES_AN_ENTRY))
@@ -380,7 +257,7 @@ cdef class PrefixIndex:
         raise_status(table_reserve(s, &s.block_table, self.query.blocks - depth))
         raise_status(table_reserve(s, &s.entry_table, 1))
         if scope is None:
-            scope = Scope.__new__(Scope)
+            scope = _Scope.__new__(_Scope)
             self.scopes[scope_key] = scope
         # From here on nothing can fail.
         if group == 0:
@@ -409,7 +286,7 @@ cdef class PrefixIndex:
     cdef int drop_group(self, uint32_t number) except -1:
         cdef GroupBody* group = &node_at(&self.store, number).u.group
         cdef bytes scope_key = hash_bytes(group.k0, group.k1)
-        cdef Scope scope = self.scopes[scope_key]
+        cdef _Scope scope = self.scopes[scope_key]
         cdef uint32_t* link = &scope.group
         while link[0] != number:
             link = &node_at(&self.store, link[0]).u.group.next
@@ -424,7 +301,7 @@ cdef class PrefixIndex:
         """Entries that share a usable extent with the token list, best first."""
         cdef Search search
         cdef MatchSet found = MatchSet.__new__(MatchSet)
-        cdef Scope scope
+        cdef _Scope scope
         cdef uint32_t group
         cdef uint32_t limit = whole_number(max_candidates, "max_candidates", 1 << 20)
         if limit == 0:
@@ -452,18 +329,29 @@ cdef class PrefixIndex:
         return found
 
     cdef int give_out(self, Search* search, MatchSet found) except -1:
-        cdef Candidate candidate
-        cdef uint32_t given = 0
+        """First into C, then into Python: making objects may run code that calls the index."""
+        cdef Candidate few[64]
+        cdef Candidate* given = few
+        cdef uint64_t room = search.limit if search.limit < search.seen else search.seen
+        cdef uint32_t count = 0
+        cdef uint32_t i
+        if room > 64:
+            given = <Candidate*>grab(&self.store, room * sizeof(Candidate))
+            if given == NULL:
+                search.status = NO_MEMORY
+                room = 0
+        while count < room and next_candidate(&self.store, search, &given[count]):
+            count += 1
+        self.sources = search.sources       # noting and opening may have moved it
+        self.sources_capacity = search.capacity
+        found.truncated = search.seen - count
         try:
-            while given < search.limit and next_candidate(&self.store, search, &candidate):
-                found.candidates.append((candidate.entry, candidate.match_class, candidate.units))
-                given += 1
+            raise_status(search.status)
+            for i in range(count):
+                found.candidates.append((given[i].entry, given[i].match_class, given[i].units))
         finally:
-            # Opening a source may have moved the scratch.
-            self.sources = search.sources
-            self.sources_capacity = search.capacity
-        found.truncated = search.seen - given
-        raise_status(search.status)
+            if given != few:
+                drop(&self.store, given, room * sizeof(Candidate))
         return 0
 
     # ---- looking inside
@@ -483,37 +371,20 @@ cdef class PrefixIndex:
         `tokens` is a count. A checkpoint has unit 0, and partial is true only where it can apply.
         """
         cdef Store* s = &self.store
-        cdef uint32_t number, holder
-        cdef Node* node
+        cdef uint32_t number
         cdef uint64_t at
         listing = []
         for at in range(s.entry_table.mask + 1):
             number = <uint32_t>(s.entry_table.slots[at] >> 32)
-            if number == 0:
-                continue
-            node = node_at(s, number)
-            holder = node.owner
-            listing.append(self.describe(node, node_at(s, holder)))
+            if number:
+                listing.append(describe_entry(s, number))
         listing.sort()
         return listing
-
-    cdef tuple describe(self, Node* node, Node* holder):
-        cdef uint64_t length = 0
-        cdef GroupBody* group
-        if holder.kind == TAIL:
-            length = holder.u.tail.length
-            holder = node_at(&self.store, holder.owner)
-        length += <uint64_t>holder.u.run.depth * self.store.block_tokens
-        group = &node_at(&self.store, holder.u.run.group).u.group
-        return (
-            hash_bytes(group.k0, group.k1), group.flags & RULE_MASK, group.unit,
-            group.flags & FLAG_PARTIAL != 0, length, node.u.entry.order, node.u.entry.entry,
-        )
 
     def check_invariants(self):
         """Walk the whole index; AssertionError names the first rule that does not hold."""
         groups = []
-        cdef Scope scope
+        cdef _Scope scope
         cdef uint32_t group
         for scope_key, scope in self.scopes.items():
             group = scope.group

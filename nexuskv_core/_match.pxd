@@ -10,7 +10,7 @@ from libc.string cimport memcpy
 
 from nexuskv_core._store cimport (
     DONE, ENTRY, NO_MEMORY, RUN, TAIL, GroupBody, Node, Status, Store, block_at, block_tokens_at,
-    drop, grab, node_at,
+    drop, grab, nkv_prefetch, node_at,
 )
 from nexuskv_core._treap cimport node_tokens, own_best, own_count, shared_tokens
 from nexuskv_core._trie cimport (
@@ -277,6 +277,7 @@ cdef inline void note_group(Store* s, Search* m, uint32_t number) noexcept nogil
     if m.flags & RULE_MASK == EXACT_ONLY and depth < m.q.blocks:
         return
     run = block_at(s, block).run if block else group.root
+    nkv_prefetch(node_at(s, node_at(s, run).owner))
     if depth < node_at(s, run).u.run.depth:
         note_inside_run(s, m, run, block, depth)
     else:

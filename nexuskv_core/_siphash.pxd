@@ -42,9 +42,9 @@ cdef inline SipState sip_start(uint64_t k0, uint64_t k1) noexcept nogil:
 
 
 cdef inline void sip_absorb(SipState* s, uint64_t word, int c_rounds) noexcept nogil:
-    cdef int i
+    cdef int _i
     s.v3 ^= word
-    for i in range(c_rounds):
+    for _i in range(c_rounds):
         sip_round(s)
     s.v0 ^= word
 
@@ -53,14 +53,14 @@ cdef inline void sip_finish(
     SipState s, uint64_t last_word, int c_rounds, int d_rounds, uint64_t* lo, uint64_t* hi
 ) noexcept nogil:
     """`last_word`: the bytes left over, with the message length modulo 256 in the top byte."""
-    cdef int i
+    cdef int _i
     sip_absorb(&s, last_word, c_rounds)
     s.v2 ^= 0xee
-    for i in range(d_rounds):
+    for _i in range(d_rounds):
         sip_round(&s)
     lo[0] = s.v0 ^ s.v1 ^ s.v2 ^ s.v3
     s.v1 ^= 0xdd
-    for i in range(d_rounds):
+    for _i in range(d_rounds):
         sip_round(&s)
     hi[0] = s.v0 ^ s.v1 ^ s.v2 ^ s.v3
 

@@ -10,9 +10,9 @@ from libc.string cimport memcpy
 from nexuskv_core._siphash cimport SipState, finish_block
 from nexuskv_core._store cimport (
     ENTRY, GROUP, RUN, TAIL, Block, GroupBody, Node, RunBody, Store, block_at, block_tokens_at,
-    entry_hash, find_block, give_block, give_node, nkv_prefetch, node_at, table_insert,
-    table_remove, tail_tokens_at, take_block, take_node,
+    give_block, give_node, nkv_prefetch, node_at, tail_tokens_at, take_block, take_node,
 )
+from nexuskv_core._table cimport entry_hash, find_block, table_insert, table_remove
 from nexuskv_core._treap cimport (
     compare_tokens, root_of, sum_up, sum_up_to_root, treap_insert, treap_remove, treap_replace,
 )
@@ -87,6 +87,19 @@ cdef inline uint32_t deepest_block(
 
 # ---- insertion
 
+cdef inline uint32_t find_group(
+    Store* s, uint32_t first, uint32_t unit, uint32_t flags
+) noexcept nogil:
+    """The group of a scope, from its first one on; 0 when there is none like it."""
+    cdef GroupBody* group
+    while first:
+        group = &node_at(s, first).u.group
+        if group.unit == unit and group.flags == flags:
+            return first
+        first = group.next
+    return 0
+
+
 cdef inline uint32_t new_group(
     Store* s, uint64_t k0, uint64_t k1, uint32_t unit, uint32_t flags
 ) noexcept nogil:
@@ -109,7 +122,7 @@ cdef inline uint32_t split_run(
     cdef uint32_t upper_number = take_node(s, RUN)
     cdef Node* lower = node_at(s, number)
     cdef Node* upper = node_at(s, upper_number)
-    cdef uint32_t at, i
+    cdef uint32_t at, _i
     upper.u.run.first = lower.u.run.first
     upper.u.run.last = block
     upper.u.run.length = lower.u.run.length - (lower.u.run.depth - depth)
@@ -117,7 +130,7 @@ cdef inline uint32_t split_run(
     upper.u.run.group = lower.u.run.group
     upper.u.run.children = number
     at = upper.u.run.first
-    for i in range(upper.u.run.length):
+    for _i in range(upper.u.run.length):
         block_at(s, at).run = upper_number
         at = block_at(s, at).next
     lower.u.run.first = at
@@ -140,7 +153,7 @@ cdef inline uint32_t append_run(
     cdef int fine = node_at(s, group).u.group.flags & FLAG_FINE != 0
     cdef uint64_t mark = group_mark(group)
     cdef uint32_t bt = s.block_tokens
-    cdef uint32_t fresh, i
+    cdef uint32_t fresh, i, _i
     cdef Block* block
     run.length = q.blocks - depth
     run.depth = q.blocks
@@ -160,7 +173,13 @@ cdef inline uint32_t append_run(
         else:
             run.first = fresh
         run.last = fresh
+        nkv_prefetch(&s.block_table.slots[<uint32_t>block.lo & s.block_table.mask])
+    # A pass of its own, so that the table's cache misses overlap.
+    fresh = run.first
+    for _i in range(run.length):
+        block = block_at(s, fresh)
         table_insert(&s.block_table, <uint32_t>block.lo, fresh)
+        fresh = block.next
     treap_insert(s, parent, number)
     return number
 
@@ -231,8 +250,8 @@ cdef inline void insert_entry(
 
 cdef inline void free_blocks_of(Store* s, const RunBody* run) noexcept nogil:
     cdef uint32_t at = run.first
-    cdef uint32_t i, following
-    for i in range(run.length):
+    cdef uint32_t _i, following
+    for _i in range(run.length):
         following = block_at(s, at).next
         table_remove(&s.block_table, <uint32_t>block_at(s, at).lo, at)
         give_block(s, at)
@@ -245,8 +264,8 @@ cdef inline void join_only_child(Store* s, uint32_t number) noexcept nogil:
     cdef uint32_t child_number = node.u.run.children
     cdef Node* child = node_at(s, child_number)
     cdef uint32_t at = node.u.run.first
-    cdef uint32_t i
-    for i in range(node.u.run.length):
+    cdef uint32_t _i
+    for _i in range(node.u.run.length):
         block_at(s, at).run = child_number
         at = block_at(s, at).next
     block_at(s, node.u.run.last).next = child.u.run.first

@@ -4,7 +4,6 @@ Every match compares the query with every entry of the scope, token by token.
 """
 
 import struct
-from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from nexuskv_core.rules import (
@@ -21,6 +20,8 @@ from nexuskv_core.rules import (
 U32_MAX: Final = 0xFFFF_FFFF
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 SCOPE_KEY_BYTES: Final = 16
+
+Tokens = list[int] | tuple[int, ...] | memoryview  # or any other buffer of uint32
 
 
 class Entry(NamedTuple):
@@ -104,7 +105,7 @@ def _checked_number(number: int, name: str, limit: int) -> int:
     return number
 
 
-def _checked_tokens(tokens: Sequence[int] | memoryview) -> tuple[int, ...]:
+def _checked_tokens(tokens: Tokens) -> tuple[int, ...]:
     if isinstance(tokens, list | tuple):
         return tuple(
             _checked_number(token, f"token {position}", U32_MAX)
@@ -153,14 +154,14 @@ class PrefixIndex:
     def __len__(self) -> int:
         return len(self._entries)
 
-    def identity(self, scope_key: bytes, tokens: Sequence[int] | memoryview) -> bytes:
+    def identity(self, scope_key: bytes, tokens: Tokens) -> bytes:
         listed = _checked_tokens(tokens)
         return siphash_128(scope_key, struct.pack(f"<{len(listed)}I", *listed))
 
     def add(
         self,
         scope_key: bytes,
-        tokens: Sequence[int] | memoryview,
+        tokens: Tokens,
         entry: int,
         *,
         rule: int,
@@ -190,7 +191,7 @@ class PrefixIndex:
     def match(
         self,
         scope_key: bytes,
-        tokens: Sequence[int] | memoryview,
+        tokens: Tokens,
         *,
         max_candidates: int = MAX_CANDIDATES,
     ) -> MatchSet:

@@ -2,7 +2,7 @@
 
 from fastapi import FastAPI
 
-from app.decisions.router import decisions_router
+from app.api.decisions import decisions_router
 from app.api.states import states_router
 from app.control.health import health_router
 from app.services import Services

@@ -98,9 +98,7 @@ async def list_states(
     )
 
 
-async def get_state(
-    state_id: UUID, principal: StatesReader, services: ServicesDep
-) -> StateDetail:
+async def get_state(state_id: UUID, principal: StatesReader, services: ServicesDep) -> StateDetail:
     """The state as it was registered, its tokens included."""
     stored = await services.registry.get(state_id)
     if stored is None or not principal.may_use(stored.tenant):
@@ -108,9 +106,7 @@ async def get_state(
     return _detail(stored)
 
 
-async def delete_state(
-    state_id: UUID, principal: StatesWriter, services: ServicesDep
-) -> Response:
+async def delete_state(state_id: UUID, principal: StatesWriter, services: ServicesDep) -> Response:
     """Delete the state; its generation stays behind, so that it cannot come back by a retry."""
     if not await services.registry.delete(state_id, principal.tenants):
         raise _no_state()

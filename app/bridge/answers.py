@@ -13,9 +13,9 @@ from app.lifecycle.estimate import Priced
 
 _encode: Final = msgspec.json.Encoder().encode
 
-_LOOKUP_HEAD: Final = (
-    b'{"schema_version":"%b","nexuskv_schema_version":"%b","match_result":'
-    % (BRIDGE_SCHEMA.encode(), NEXUSKV_SCHEMA.encode())
+_LOOKUP_HEAD: Final = b'{"schema_version":"%b","nexuskv_schema_version":"%b","match_result":' % (
+    BRIDGE_SCHEMA.encode(),
+    NEXUSKV_SCHEMA.encode(),
 )
 NO_MATCH: Final = _LOOKUP_HEAD + b"null}"
 _COMPATIBLE: Final = (

@@ -57,6 +57,7 @@ class Bridge:
         self,
         access: Access,
         handles: HandleKeys,
+        *,
         lookup: Lookup,
         estimate: Estimate,
         materialize: Materialize,
@@ -113,7 +114,9 @@ class Bridge:
         if principal is None:
             principal = await self._access.authenticate(scope)
         if not principal.allows(KeyScope.BRIDGE):
-            raise NexusError(ErrorCode.FORBIDDEN, f"this needs an API key of scope {KeyScope.BRIDGE}")
+            raise NexusError(
+                ErrorCode.FORBIDDEN, f"this needs an API key of scope {KeyScope.BRIDGE}"
+            )
         body = await read_body(scope, receive)
         reply = handler(body, Caller(principal, trace.trace_id if trace else None, started_us))
         return reply if isinstance(reply, Reply) else await reply
@@ -286,4 +289,3 @@ def _traceparent(decision_id: UUID, trace: Trace | None) -> bytes:
     if trace is None:
         return f"00-{text}-{text[16:]}-00".encode()
     return f"00-{trace.trace_id}-{text[16:]}-{trace.flags}".encode()
-

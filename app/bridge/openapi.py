@@ -8,7 +8,9 @@ from pydantic.json_schema import models_json_schema
 from app.bridge import schemas
 
 _REF: Final = "#/components/schemas/{model}"
-_OPERATIONS: Final[tuple[tuple[str, type[BaseModel], type[BaseModel], str, tuple[int, ...]], ...]] = (
+_OPERATIONS: Final[
+    tuple[tuple[str, type[BaseModel], type[BaseModel], str, tuple[int, ...]], ...]
+] = (
     (
         "lookup",
         schemas.LookupRequest,
@@ -57,7 +59,7 @@ _DECISION_HEADERS: Final = {
 
 def add_bridge(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document with the bridge's operations, models and authentication added."""
-    models = [schemas.BridgeError, schemas.BridgeHealth]
+    models: list[type[BaseModel]] = [schemas.BridgeError, schemas.BridgeHealth]
     for _, request, response, _, _ in _OPERATIONS:
         models += [request, response]
     _, definitions = models_json_schema(

@@ -99,7 +99,9 @@ class MaterializeRequest(_Wire):
 
 
 class MatchedExtent(_Wire):
-    units: Annotated[int, Field(ge=1, le=U32_MAX, description="Matched tokens, whatever the granularity.")]
+    units: Annotated[
+        int, Field(ge=1, le=U32_MAX, description="Matched tokens, whatever the granularity.")
+    ]
     granularity: Literal["token", "block", "page", "segment"]
 
 
@@ -118,7 +120,10 @@ class MatchValidation(_Wire):
 class MatchResult(_Wire):
     classification: Literal["exact", "prefix", "partial"]
     matched_extent: MatchedExtent
-    entry: Annotated[dict[str, Any], Field(description="The registered CacheEntry; its key holds only the matched tokens.")]
+    entry: Annotated[
+        dict[str, Any],
+        Field(description="The registered CacheEntry; its key holds only the matched tokens."),
+    ]
     compatibility: Compatibility
     validation: MatchValidation
 

@@ -92,7 +92,7 @@ class QueryEvidenceCache:
 
     def pair(self, model: msgspec.Raw, semantic: msgspec.Raw) -> _EvidencePair:
         """Raises msgspec.MsgspecError when either is not valid."""
-        key = b"%b\x00%b" % (memoryview(model), memoryview(semantic))
+        key = b"\x00".join((model, semantic))
         found = self._pairs.get(key)
         if found is None:
             found = _EvidencePair(

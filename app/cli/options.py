@@ -10,7 +10,8 @@ from app.logging import mask_text
 from app.settings import DEFAULT_LISTEN, DEFAULT_POLICY_FILE
 
 Listen = Annotated[
-    str, typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one.")
+    str,
+    typer.Option("--listen", metavar="HOST:PORT", help="Where to listen; port 0 takes a free one."),
 ]
 Fixtures = Annotated[
     list[Path] | None,
@@ -28,7 +29,8 @@ PolicyFile = Annotated[
     Path, typer.Option("--policy", metavar="FILE", help="The execution policy, YAML or JSON.")
 ]
 LogLevel = Annotated[
-    str, typer.Option("--log-level", envvar="NEXUSKV_LOG_LEVEL", help="debug, info, warning, error.")
+    str,
+    typer.Option("--log-level", envvar="NEXUSKV_LOG_LEVEL", help="debug, info, warning, error."),
 ]
 DatabaseUrl = Annotated[
     str | None,

@@ -16,7 +16,7 @@ from app.cli.options import (
     failure,
     required_url,
 )
-from app.cli.server import Listening, ListenError, ServerRun, bind
+from app.cli.server import ListenError, Listening, ServerRun, bind
 from app.errors import NexusError
 from app.logging import configure_logging
 from app.settings import Settings

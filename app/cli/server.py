@@ -106,7 +106,7 @@ class ServerRun:
         ready_file: Path | None,
         admin_key_file: Path | None = None,
     ) -> None:
-        self._settings = settings
+        self.settings = settings
         self._bound = bound
         self._ready_file = ready_file
         self._listening = Listening(base_url(bound), admin_key_file)
@@ -126,7 +126,7 @@ class ServerRun:
         """Called once when the service is ready; the commands override it."""
 
     async def _serve(self) -> None:
-        app = create_app(self._settings)
+        app = create_app(self.settings)
         services: Services = app.state.services
         config = uvicorn.Config(
             app,
@@ -135,6 +135,8 @@ class ServerRun:
             lifespan="on",
             log_config=None,
             access_log=False,
+            # A local proxy's X-Forwarded-For must not choose what the keyless rule sees.
+            proxy_headers=False,
             server_header=False,
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACEFUL_S,
@@ -151,7 +153,7 @@ class ServerRun:
         services: Services = app.state.services
         try:
             await services.loaded.wait()
-            for path in self._settings.fixtures:
+            for path in self.settings.fixtures:
                 await services.registry.register(load_fixture(path))
             gc.collect()
             gc.freeze()

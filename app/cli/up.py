@@ -21,7 +21,7 @@ from app.cli.options import (
     failure,
 )
 from app.cli.secret_files import read_secret, write_secret
-from app.cli.server import Listening, ListenError, ServerRun, bind, is_loopback
+from app.cli.server import ListenError, Listening, ServerRun, bind, is_loopback
 from app.clock import SystemClock, SystemIds
 from app.control.issue import issue_key
 from app.control.keys import ALL_TENANTS, Scope, digest
@@ -35,7 +35,7 @@ from app.logging import configure_logging
 from app.settings import Settings
 
 _ADMIN_KEY_FILE: Final = "admin.key"
-_HANDLE_SECRET_FILE: Final = "handle.secret"
+_HANDLE_FILE: Final = "handle.secret"
 _HANDLE_SECRET_BYTES: Final = 32
 _FIRST_KEY_NAME: Final = "first admin key, made by nexuskv up"
 
@@ -50,6 +50,7 @@ class _Up(ServerRun):
         say(f"\n[bold]NexusKV is up:[/bold] {url}")
         say(f"  first admin key   {key_file}  (mode 0600)")
         say(f"  API documentation {url}/docs")
+        say(f"  database          {self.settings.database_url}", markup=False)
         if self.keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
@@ -105,7 +106,14 @@ def up_command(
             )
             run.keyless = keyless
             run.run()
-    except (NexusError, ListenError, PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
+    except (
+        NexusError,
+        ListenError,
+        PostgresStartError,
+        SchemaAheadError,
+        OSError,
+        ValueError,
+    ) as error:
         raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
@@ -132,7 +140,7 @@ async def _prepare(url: str) -> None:
 def _handle_secret(home: Path) -> str:
     if given := Settings.handle_secret_from(os.environ):
         return given
-    path = home / _HANDLE_SECRET_FILE
+    path = home / _HANDLE_FILE
     secret = read_secret(path)
     if secret is None:
         secret = SystemIds().random_bytes(_HANDLE_SECRET_BYTES).hex()

@@ -99,12 +99,10 @@ class KeyRing:
         while True:
             try:
                 await self.refresh()
-            except NexusError as error:
+            # An absent schema or a bug: a watch that ended would leave revoked keys alive.
+            except Exception as error:  # noqa: BLE001
                 if self._reachable:
-                    _log.warning("keys_not_refreshed", reason=error.internal or error.message)
-                self._reachable = False
-            except Exception:  # noqa: BLE001 - a poll that ends would leave revoked keys alive
-                _log.exception("keys_not_refreshed")
+                    _log.warning("keys_not_refreshed", reason=_reason(error))
                 self._reachable = False
             else:
                 if not self._reachable:
@@ -158,6 +156,12 @@ class KeyRing:
         if len(self._misses) >= MAX_MISSES:
             del self._misses[next(iter(self._misses))]
         self._misses[key_digest] = self._clock.monotonic_us() + MISS_TTL_S * 1_000_000
+
+
+def _reason(error: Exception) -> str:
+    if isinstance(error, NexusError):
+        return error.internal or error.message
+    return repr(error)
 
 
 class _Budget:

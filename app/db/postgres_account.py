@@ -76,7 +76,11 @@ def make_directories(path: Path, mode: int) -> None:
     """Create what is missing of `path`, each with exactly `mode`; never touch what exists."""
     missing = [part for part in (path, *path.parents) if not part.exists()]
     for part in reversed(missing):
-        part.mkdir(mode=mode, exist_ok=True)
+        try:
+            part.mkdir(mode=mode)
+        except FileExistsError:
+            # Made by somebody else meanwhile; what is in the way of `path` itself fails later.
+            continue
         part.chmod(mode)
 
 

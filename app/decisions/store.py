@@ -1,15 +1,15 @@
 """Puts a batch of rows into Postgres exactly once, whatever goes wrong on the way.
 
-A COPY whose connection breaks may have committed. The next attempt therefore first asks which
-rows are stored, and the primary key (`created_at`, id), which a retry never changes, refuses those
-whose commit becomes visible only later. Rows that Postgres refuses for what they contain are
-isolated by halving and given up one by one; everything else is a fault of the environment, raised
-to the caller, who tries again with the rows still open.
+A COPY whose connection breaks may have committed. It is sent again as it was: `created_at` and id
+never change, so the primary key refuses it if the first one is stored, even if that one commits
+only now. The rows found stored are then dropped, and the rest is sent. Rows that Postgres refuses
+for what they contain are isolated by halving and given up one by one; everything else is a fault
+of the environment, raised to the caller, who tries again with the rows still open.
 """
 
 from collections.abc import Iterable, Sequence
 from datetime import UTC
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 from uuid import UUID
 
 import asyncpg
@@ -30,41 +30,44 @@ _ENCODING_FAULTS = (TypeError, ValueError, OverflowError)
 _LOGGED_ROWS_PER_FLIGHT = 5
 
 
-class Queued(NamedTuple):
-    """A row on its way: its number in the writer's sequence and its approximate bytes."""
-
-    seq: int
-    row_bytes: int
-    row: Decision | Outcome
+# A row on its way: its number in the writer's sequence, its approximate bytes, and itself. A plain
+# tuple, because making any other kind would be a third of what recording costs.
+Queued: TypeAlias = tuple[int, int, Decision | Outcome]
 
 
 class Table(NamedTuple):
     name: str
     columns: tuple[str, ...]
-    row_type: type
 
 
-# Decisions first, so that an outcome is never visible before its decision.
-TABLES = (
-    Table("decision", DECISION_COLUMNS, Decision),
-    Table("decision_outcome", OUTCOME_COLUMNS, Outcome),
-)
+DECISIONS = Table("decision", DECISION_COLUMNS)
+OUTCOMES = Table("decision_outcome", OUTCOME_COLUMNS)
 
 
 class Flight:
-    """The rows of one batch that are neither stored nor given up."""
+    """The rows of one batch that are neither stored nor given up, by table."""
 
     def __init__(self, rows: Iterable[Queued]) -> None:
-        self.open = {queued.seq: queued for queued in rows}
-        self.rows = len(self.open)
+        decisions: list[Queued] = []
+        outcomes: list[Queued] = []
+        for queued in rows:
+            (decisions if type(queued[2]) is Decision else outcomes).append(queued)
+        self._open = {DECISIONS: decisions, OUTCOMES: outcomes}
+        self.rows = self.open_rows
         self.given_up = 0
 
-    def settle(self, rows: Iterable[Queued]) -> None:
-        for queued in rows:
-            del self.open[queued.seq]
+    @property
+    def open_rows(self) -> int:
+        return sum(map(len, self._open.values()))
 
     def of_table(self, table: Table) -> list[Queued]:
-        return [queued for queued in self.open.values() if type(queued.row) is table.row_type]
+        return self._open[table]
+
+    def settle(self, table: Table, rows: Sequence[Queued]) -> None:
+        """Take out `rows`, all of which are open."""
+        before = self._open[table]
+        settled = {seq for seq, _, _ in rows} if len(rows) < len(before) else None
+        self._open[table] = [] if settled is None else [q for q in before if q[0] not in settled]
 
 
 class BatchStore:
@@ -74,18 +77,15 @@ class BatchStore:
         self._database = database
         self._writer_id = writer_id
 
-    async def store(self, flight: Flight, *, doubtful: bool) -> None:
+    async def store(self, flight: Flight) -> None:
         """Settle every open row of `flight`: stored once, or given up and logged.
 
-        `doubtful` says that an earlier attempt may have committed some of them. Raises what
-        Postgres or the connection raised when neither is possible now; rows settled before that
-        have left the flight.
+        Raises what Postgres or the connection raised when neither is possible now; rows settled
+        before that have left the flight, and the others may be stored without our knowing.
         """
-        for table in TABLES:
-            rows = flight.of_table(table)
-            if doubtful and rows:
-                rows = await self._without_stored(flight, table, rows)
-            if rows:
+        # Decisions first, so that an outcome is never visible before its decision.
+        for table in (DECISIONS, OUTCOMES):
+            if rows := flight.of_table(table):
                 await self._put(flight, table, rows)
 
     async def _put(self, flight: Flight, table: Table, rows: Sequence[Queued]) -> None:
@@ -103,19 +103,19 @@ class BatchStore:
                 raise
             await self._halve(flight, table, rows, error)
         else:
-            flight.settle(rows)
+            flight.settle(table, rows)
 
     async def _copy(self, table: Table, rows: Sequence[Queued]) -> None:
         try:
             await self._database.copy_rows(table.name, table.columns, self._records(rows))
         except NoPartitionError:
-            for day in {queued.row.created_at.astimezone(UTC).date() for queued in rows}:
+            for day in {row.created_at.astimezone(UTC).date() for _, _, row in rows}:
                 await ensure_day(self._database, day)
             await self._database.copy_rows(table.name, table.columns, self._records(rows))
 
     def _records(self, rows: Sequence[Queued]) -> list[tuple[Any, ...]]:
         writer_id = self._writer_id
-        return [(*queued.row, writer_id, queued.seq) for queued in rows]
+        return [(*row, writer_id, seq) for seq, _, row in rows]
 
     async def _halve(
         self, flight: Flight, table: Table, rows: Sequence[Queued], error: Exception
@@ -125,30 +125,30 @@ class BatchStore:
             await self._put(flight, table, rows[:middle])
             await self._put(flight, table, rows[middle:])
             return
-        flight.settle(rows)
+        flight.settle(table, rows)
         flight.given_up += 1
         if flight.given_up > _LOGGED_ROWS_PER_FLIGHT:
             return
         log.error(
             "decision_row_refused",
             table=table.name,
-            row_id=str(rows[0].row[0]),
-            writer_seq=rows[0].seq,
+            row_id=str(rows[0][2][0]),
+            writer_seq=rows[0][0],
             error=type(error).__name__,
         )
 
     async def _without_stored(
         self, flight: Flight, table: Table, rows: Sequence[Queued]
     ) -> list[Queued]:
-        keys = [(queued.row[0], queued.row.created_at) for queued in rows]
+        keys = [(row[0], row.created_at) for _, _, row in rows]
         async with self._database.read() as session:
             repository = DecisionRepository(session)
-            if table.row_type is Decision:
+            if table is DECISIONS:
                 stored = await repository.stored_decisions(keys)
             else:
                 stored = await repository.stored_outcomes(keys)
-        flight.settle([queued for queued in rows if queued.row[0] in stored])
-        return [queued for queued in rows if queued.row[0] not in stored]
+        flight.settle(table, [queued for queued in rows if queued[2][0] in stored])
+        return [queued for queued in rows if queued[2][0] not in stored]
 
 
 def _blames_a_row(error: Exception) -> bool:

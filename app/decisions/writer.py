@@ -7,7 +7,7 @@ else makes one.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,6 +20,7 @@ from app.clock import Clock, IdSource
 from app.db.session import Database
 from app.decisions.record import Decision, Outcome
 from app.decisions.store import BatchStore, Flight, Queued
+from app.errors import NexusError
 
 log = structlog.get_logger(__name__)
 
@@ -47,11 +48,13 @@ class LossReason(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class WriterLimits:
-    """Bounds of memory and time. At 2,000 rows a batch, COPY is at its best rate."""
+    """Bounds of memory and time. `batch_rows` bounds how long encoding holds the event loop."""
 
     max_rows: int = 200_000
     max_bytes: int = 256 * 1024 * 1024
     batch_rows: int = 2_000
+    # A batch must fit into one statement time-out, also when its rows are large.
+    batch_bytes: int = 8 * 1024 * 1024
     flush_interval_s: float = 0.2
     retry_first_s: float = 0.05
     retry_max_s: float = 5.0
@@ -82,6 +85,8 @@ class DecisionWriter:
         self._max_rows = self._limits.max_rows
         self._max_bytes = self._limits.max_bytes
         self._batch_rows = self._limits.batch_rows
+        # Passing this length wakes the task; above it, the task goes on by itself.
+        self._wake_at = self._batch_rows - 1
         self._store = BatchStore(database, self.writer_id)
         self._queue: deque[Queued] = deque()
         self._queue_bytes = 0
@@ -96,14 +101,14 @@ class DecisionWriter:
         self._loss_logged_us: int | None = None
 
     @property
-    def recorded(self) -> int:
-        """Rows handed in so far: also the sequence number of the newest one."""
-        return self._seq
-
-    @property
     def alive(self) -> bool:
         """Whether the task that stores rows is running."""
         return self._task is not None and not self._task.done()
+
+    @property
+    def recorded(self) -> int:
+        """Rows handed in so far: also the sequence number of the newest one."""
+        return self._seq
 
     @property
     def pending(self) -> int:
@@ -117,16 +122,18 @@ class DecisionWriter:
 
     @property
     def lost_rows(self) -> int:
+        """Rows that will never be stored; `lost` has them by reason."""
         return sum(self.lost.values())
 
     @property
     def stored(self) -> int:
+        """Rows known to be in Postgres."""
         return self._seq - len(self._queue) - self.lost_rows
 
     @property
     def flushed_through(self) -> int:
         """Every row up to this number is stored, or counted as lost."""
-        return self._queue[0].seq - 1 if self._queue else self._seq
+        return self._queue[0][0] - 1 if self._queue else self._seq
 
     def record(self, decision: Decision) -> None:
         """Queue a decision for storage."""
@@ -146,17 +153,15 @@ class DecisionWriter:
 
     def _append(self, row: Decision | Outcome, row_bytes: int) -> None:
         self._seq = seq = self._seq + 1
-        queue = self._queue
+        waiting = len(self._queue)
         queue_bytes = self._queue_bytes + row_bytes
-        if self._closed:
-            self.lost[LossReason.CLOSED] += 1
-        elif len(queue) >= self._max_rows or queue_bytes > self._max_bytes:
-            self.lost[LossReason.QUEUE_FULL] += 1
-        else:
-            self._queue_bytes = queue_bytes
-            queue.append(Queued(seq, row_bytes, row))
-            if len(queue) >= self._batch_rows:
-                self._wake.set()
+        if waiting >= self._max_rows or queue_bytes > self._max_bytes:
+            self.lost[LossReason.CLOSED if self._closed else LossReason.QUEUE_FULL] += 1
+            return
+        self._queue_bytes = queue_bytes
+        self._queue.append((seq, row_bytes, row))
+        if waiting == self._wake_at:
+            self._wake.set()
 
     async def start(self) -> None:
         """Begin to flush. Rows recorded before are kept and flushed too."""
@@ -181,6 +186,7 @@ class DecisionWriter:
         Rows left are counted as lost: they are not known to be stored.
         """
         self._closed = True
+        self._max_rows = 0
         self._wake.set()
         self._hurry.set()
         if self._task is not None:
@@ -190,7 +196,7 @@ class DecisionWriter:
                 await self._task
         left = len(self._queue)
         if flight := self._flight:
-            left -= flight.rows - len(flight.open)
+            left -= flight.rows - flight.open_rows
             self.lost[LossReason.INVALID] += flight.given_up
             self._flight = None
         self.lost[LossReason.SHUTDOWN] += left
@@ -204,37 +210,47 @@ class DecisionWriter:
         while not self._closed or self._queue:
             await _pause(self._wake, self._limits.flush_interval_s)
             if self._queue:
-                await self._fly(Flight(islice(self._queue, self._batch_rows)))
+                await self._fly(Flight(self._next_batch()))
             self._release_waiters()
-            # More than a batch is left, someone waits, or this is the end: go on at once.
-            if self._queue and (
-                self._closed or self._waiters or len(self._queue) >= self._batch_rows
-            ):
+            if self._must_go_on():
                 self._wake.set()
             self._log_losses(now_us=self._clock.monotonic_us())
+
+    def _next_batch(self) -> Iterator[Queued]:
+        room_bytes = self._limits.batch_bytes
+        for queued in islice(self._queue, self._batch_rows):
+            yield queued
+            room_bytes -= queued[1]
+            if room_bytes <= 0:
+                return
+
+    def _must_go_on(self) -> bool:
+        """Whether rows are left that should not wait for the interval."""
+        full = len(self._queue) >= self._batch_rows or self._queue_bytes >= self._limits.batch_bytes
+        return bool(self._queue) and (full or self._closed or bool(self._waiters))
 
     async def _fly(self, flight: Flight) -> None:
         self._flight = flight
         began_us = self._clock.monotonic_us()
         retry_s = self._limits.retry_first_s
-        doubtful = False
-        while flight.open:
+        while flight.open_rows:
             try:
-                await self._store.store(flight, doubtful=doubtful)
+                await self._store.store(flight)
             except Exception as error:  # noqa: BLE001 - a writer that dies loses all that follows
-                doubtful = True
                 log.warning(
                     "decision_flush_failed",
                     error=type(error).__name__,
+                    reason=error.internal if isinstance(error, NexusError) else None,
                     pending_rows=len(self._queue),
                     retry_s=retry_s,
                 )
+                self._log_losses(now_us=self._clock.monotonic_us())
                 await _pause(self._hurry, retry_s * (0.5 + 0.5 * self._jitter()))
                 retry_s = min(2 * retry_s, self._limits.retry_max_s)
         self._flight = None
         self.lost[LossReason.INVALID] += flight.given_up
-        for _ in range(flight.rows):
-            self._queue_bytes -= self._queue.popleft().row_bytes
+        take = self._queue.popleft
+        self._queue_bytes -= sum(take()[1] for _ in range(flight.rows))
         self._observe_flush_s((self._clock.monotonic_us() - began_us) / 1e6)
 
     def _jitter(self) -> float:

@@ -1,4 +1,4 @@
-"""SQL of option claims. One row per option; its unique key is what makes consumption happen once."""
+"""SQL of option claims: one row per option, whose unique key makes consumption happen once."""
 
 from datetime import datetime
 from uuid import UUID
@@ -44,13 +44,17 @@ _CONSUME = text(
     """
 )
 _RELEASE = text(
-    "DELETE FROM option_claim WHERE option_id = :option_id AND fence = :fence AND status = 'claimed'"
+    """
+    DELETE FROM option_claim
+    WHERE option_id = :option_id AND fence = :fence AND status = 'claimed'
+    """
 )
 _FORGET = text(
     """
     DELETE FROM option_claim WHERE option_id IN (
         SELECT option_id FROM option_claim WHERE claimed_at < :before LIMIT :batch_rows
     )
+    RETURNING option_id
     """
 )
 
@@ -110,4 +114,4 @@ async def claim_release(session: WriteSession, option_id: UUID, fence: int) -> N
 async def claims_forget(session: WriteSession, before: datetime, batch_rows: int) -> int:
     """Deletes at most `batch_rows` claims older than `before`; how many it deleted."""
     result = await session.execute(_FORGET, {"before": before, "batch_rows": batch_rows})
-    return result.rowcount
+    return len(result.all())

@@ -5,7 +5,6 @@ state each number is. Lookups change nothing.
 """
 
 import itertools
-import struct
 import sys
 from array import array
 from collections.abc import Sequence
@@ -15,13 +14,13 @@ from hashlib import blake2b
 from typing import Final
 
 import msgspec
-from nexuskv_core import PrefixIndex
 
 from app.contract.entry import CacheEntry
 from app.contract.enums import MatchClassification, TierKind
 from app.contract.evidence import Evidence
 from app.index.registered import RegisteredState, ScopeIdentity, StateRow
 from app.index.scopes import TenantHashing
+from nexuskv_core import PrefixIndex
 
 _CLASSIFICATIONS: Final = (
     MatchClassification.EXACT,
@@ -150,7 +149,7 @@ class StateIndex:
             found.truncated,
         )
 
-    def identity(self, scope: ScopeIdentity, tokens: Sequence[int]) -> bytes:
+    def identity(self, scope: ScopeIdentity, tokens: list[int]) -> bytes:
         """16 bytes, keyed per tenant: the name of this token list in this scope."""
         return self._core.identity(self.hashing.scope_key(scope), tokens)
 
@@ -215,5 +214,5 @@ def _frame(kind: str, value: object) -> bytes:
 def _order(entry: CacheEntry) -> int:
     """Lower is better: tier first, then a hash of the entry id, alike on every replica."""
     digest = blake2b(entry.identity.entry_id.encode(), digest_size=7).digest()
-    (rest,) = struct.unpack(">Q", b"\0" + digest)
+    rest = int.from_bytes(digest, "big")
     return (_TIER_RANK[entry.location.tier] << _ORDER_TIER_SHIFT) | rest

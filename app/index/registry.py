@@ -57,9 +57,7 @@ class Registered:
 class StateRegistry:
     """Registers, lists and deletes states; raises NexusError when Postgres is away."""
 
-    def __init__(
-        self, database: Database, index: StateIndex, clock: Clock, ids: IdSource
-    ) -> None:
+    def __init__(self, database: Database, index: StateIndex, clock: Clock, ids: IdSource) -> None:
         self._database = database
         self._index = index
         self._clock = clock

@@ -14,6 +14,7 @@ from uuid import UUID
 from sqlalchemy import bindparam, text
 from sqlalchemy.dialects.postgresql import ARRAY, BIGINT, BYTEA, TEXT, TIMESTAMP
 from sqlalchemy.dialects.postgresql import UUID as PG_UUID
+from sqlalchemy.types import TypeEngine
 
 from app.db.session import ReadSession, WriteSession
 
@@ -83,7 +84,7 @@ _SUMMARY = (
     "semantic_type, tier, locator, token_count, content_hash, created_at, updated_at, deleted_at"
 )
 _WHOLE = _SUMMARY + ", body::text AS body, tokens"
-_WRITE_TYPES = {
+_WRITE_TYPES: dict[str, TypeEngine[Any]] = {
     "state_id": PG_UUID(),
     "generation": BIGINT(),
     "token_count": BIGINT(),
@@ -129,10 +130,7 @@ _UPSERT = text(
     RETURNING state_id, tenant, entry_id
     """
 ).bindparams(
-    *(
-        bindparam(name, type_=ARRAY(_WRITE_TYPES.get(name, TEXT())))
-        for name in _WRITE_COLUMNS
-    ),
+    *(bindparam(name, type_=ARRAY(_WRITE_TYPES.get(name, TEXT()))) for name in _WRITE_COLUMNS),
     bindparam("now", type_=TIMESTAMP(timezone=True)),
 )
 _BY_KEYS = text(
@@ -140,9 +138,7 @@ _BY_KEYS = text(
     SELECT {_SUMMARY} FROM state
     JOIN unnest(:tenants, :entry_ids) AS wanted(tenant, entry_id) USING (tenant, entry_id)
     """  # noqa: S608 - column names of this module only
-).bindparams(
-    bindparam("tenants", type_=ARRAY(TEXT())), bindparam("entry_ids", type_=ARRAY(TEXT()))
-)
+).bindparams(bindparam("tenants", type_=ARRAY(TEXT())), bindparam("entry_ids", type_=ARRAY(TEXT())))
 _GET = text(f"SELECT {_WHOLE} FROM state WHERE state_id = :state_id")  # noqa: S608
 _DELETE = text(
     """
@@ -150,6 +146,7 @@ _DELETE = text(
     SET deleted_at = :now, updated_at = :now, body = NULL, tokens = NULL,
         changed_xid = pg_current_xact_id()
     WHERE state_id = :state_id AND deleted_at IS NULL
+    RETURNING state_id
     """
 )
 _LIVE = text(f"SELECT {_WHOLE} FROM state WHERE deleted_at IS NULL")  # noqa: S608
@@ -199,7 +196,7 @@ async def state_get(session: ReadSession | WriteSession, state_id: UUID) -> Stor
 async def state_delete(session: WriteSession, state_id: UUID, now: datetime) -> bool:
     """Leaves a tombstone; False when there is no live state of that id."""
     result = await session.execute(_DELETE, {"state_id": state_id, "now": now})
-    return bool(result.rowcount)
+    return result.one_or_none() is not None
 
 
 async def states_list(

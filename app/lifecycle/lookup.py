@@ -6,15 +6,19 @@ from a replica's memory because estimate and materialize check Postgres again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, NamedTuple
 from uuid import UUID
 
 import msgspec
 
 from app.clock import Clock, IdSource
 from app.contract.compatibility import Compatible, Mismatch, compare
-from app.contract.enums import ExclusionReason, MatchClassification, StateSemanticType
-from app.contract.evidence import QueryEvidence
+from app.contract.enums import (
+    ExclusionReason,
+    FallbackReason,
+    MatchClassification,
+    StateSemanticType,
+)
 from app.contract.transitions import LifecycleState, path
 from app.decisions.record import INPUTS_VERSION, Decision, DecisionKind, DecisionOutcome
 from app.decisions.writer import DecisionSink
@@ -28,6 +32,8 @@ from app.policy.document import ExecutionPolicy, advisory_mismatches
 
 _SEMANTIC_TYPES: Final = frozenset(StateSemanticType)
 _VERDICT_CACHE_ENTRIES: Final = 65_536
+_INPUTS_CACHE_ENTRIES: Final = 4_096
+_CACHE_MISS: Final = FallbackReason.CACHE_MISS.value
 # When every candidate of a page is excluded the search widens, up to this many.
 _MAX_CANDIDATES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 32
@@ -39,12 +45,6 @@ _EVIDENCE_REASONS: Final = frozenset(
         ExclusionReason.FINGERPRINT_MISMATCH,
     }
 )
-
-_S = LifecycleState
-_PATH_HIT: Final = list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED))
-_PATH_MISS: Final = list(path(_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED))
-_PATH_EXCLUDED: Final = list(path(_S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED))
-_PATH_REJECTED: Final = list(path(_S.DESCRIBED, _S.SKIPPED, _S.OBSERVED))
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,14 +72,39 @@ class Exclusion:
     mismatch: Mismatch
 
 
-class _Judged:
-    """Candidates looked at so far: the excluded ones, and the winner if there is one."""
+class _Asked(NamedTuple):
+    """One lookup on its way through the steps."""
 
-    __slots__ = ("excluded", "winner")
+    decision_id: UUID
+    query: LookupQuery
+    caller: Caller
+    freshness: Freshness
 
-    def __init__(self) -> None:
-        self.excluded: list[Exclusion] = []
-        self.winner: Candidate | None = None
+
+class _Judged(NamedTuple):
+    """Candidates looked at: those excluded before the winner, and the winner if there is one."""
+
+    matches: Matches
+    winner: Candidate | None
+    excluded: list[Exclusion]
+
+
+class _End(NamedTuple):
+    """How a lookup ends, and the states it went through to get there."""
+
+    outcome: DecisionOutcome
+    path: list[str]
+
+
+_S = LifecycleState
+_HIT: Final = _End(DecisionOutcome.HIT, list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED)))
+_NO_MATCH: Final = list(path(_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED))
+_MISS: Final = _End(DecisionOutcome.MISS, _NO_MATCH)
+_UNKNOWN: Final = _End(DecisionOutcome.UNKNOWN, _NO_MATCH)
+_EXCLUDED: Final = _End(
+    DecisionOutcome.EXCLUDED, list(path(_S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED))
+)
+_REJECTED: Final = _End(DecisionOutcome.REJECTED, list(path(_S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)))
 
 
 class Lookup:
@@ -90,9 +115,9 @@ class Lookup:
         index: StateIndex,
         sink: DecisionSink,
         policy: ExecutionPolicy,
+        *,
         clock: Clock,
         ids: IdSource,
-        *,
         max_candidates: int,
         source_handle_ttl_s: float,
     ) -> None:
@@ -104,73 +129,52 @@ class Lookup:
         self._max_candidates = max_candidates
         self._ttl_us = round(source_handle_ttl_s * _US_PER_S)
         self._verdicts: dict[tuple[int, int], Compatible | Mismatch] = {}
+        self._inputs: dict[tuple[ScopeIdentity, int], str] = {}
 
     def run(self, query: LookupQuery, caller: Caller, freshness: Freshness) -> Hit | Miss | Refused:
         """Exactly one decision is recorded, unless the key lacks the tenant: then none."""
-        tenant = query.scope.tenant
-        if not caller.principal.may_use(tenant):
+        if not caller.principal.may_use(query.scope.tenant):
             # Nothing may be written into the history of a tenant that the caller only named.
             return Refused(
                 NexusError(ErrorCode.TENANT_FORBIDDEN, "this key may not act for that tenant"), None
             )
-        decision_id = self._ids.uuid7()
+        asked = _Asked(self._ids.uuid7(), query, caller, freshness)
         if query.scope.semantic_type not in _SEMANTIC_TYPES:
             error = NexusError(
                 ErrorCode.UNSUPPORTED_IDENTITY,
                 "identity.semantic_type is not a state type of nexuskv.contract.v1",
             )
-            self._record(
-                decision_id, query, caller, freshness, None, _Judged(), DecisionOutcome.REJECTED,
-                _PATH_REJECTED, error.code.value,
-            )
-            return Refused(error, decision_id)
-        matches, judged = self._judge(query)
-        return self._answer(decision_id, query, caller, freshness, matches, judged)
+            self._record(asked, None, _REJECTED, error.code.value)
+            return Refused(error, asked.decision_id)
+        return self._answer(asked, self._judge(query))
 
-    def _answer(
-        self,
-        decision_id: UUID,
-        query: LookupQuery,
-        caller: Caller,
-        freshness: Freshness,
-        matches: Matches,
-        judged: _Judged,
-    ) -> Hit | Miss | Refused:
-        winner = judged.winner
-        if winner is not None:
-            self._record(
-                decision_id, query, caller, freshness, matches, judged, DecisionOutcome.HIT,
-                _PATH_HIT, None,
-            )
-            return Hit(winner, self._grant(winner, matches, decision_id, query), decision_id)
-        if judged.excluded:
-            error = _evidence_error(judged.excluded)
-            self._record(
-                decision_id, query, caller, freshness, matches, judged, DecisionOutcome.EXCLUDED,
-                _PATH_EXCLUDED, judged.excluded[0].mismatch.reason.value,
-            )
+    def _answer(self, asked: _Asked, judged: _Judged) -> Hit | Miss | Refused:
+        decision_id, excluded = asked.decision_id, judged.excluded
+        if judged.winner is not None:
+            self._record(asked, judged, _HIT, None)
+            return Hit(judged.winner, self._grant(asked, judged.winner, judged), decision_id)
+        if excluded:
+            self._record(asked, judged, _EXCLUDED, excluded[0].mismatch.reason.value)
+            error = _evidence_error(excluded)
             return Refused(error, decision_id) if error else Miss(True, decision_id)
-        known = freshness is Freshness.CURRENT
-        self._record(
-            decision_id, query, caller, freshness, matches, judged,
-            DecisionOutcome.MISS if known else DecisionOutcome.UNKNOWN,
-            _PATH_MISS, "cache_miss" if known else f"index_{freshness.value}",
-        )
-        return Miss(known, decision_id)
+        if asked.freshness is Freshness.CURRENT:
+            self._record(asked, judged, _MISS, _CACHE_MISS)
+            return Miss(True, decision_id)
+        self._record(asked, judged, _UNKNOWN, f"index_{asked.freshness.value}")
+        return Miss(False, decision_id)
 
-    def _judge(self, query: LookupQuery) -> tuple[Matches, _Judged]:
+    def _judge(self, query: LookupQuery) -> _Judged:
         limit = self._max_candidates
         while True:
             matches = self._index.match(query.scope, query.tokens, max_candidates=limit)
-            judged = _Judged()
+            excluded: list[Exclusion] = []
             for candidate in matches.candidates:
                 verdict = self._verdict(query, candidate)
                 if isinstance(verdict, Compatible):
-                    judged.winner = candidate
-                    return matches, judged
-                judged.excluded.append(Exclusion(candidate, verdict))
+                    return _Judged(matches, candidate, excluded)
+                excluded.append(Exclusion(candidate, verdict))
             if not matches.truncated or limit >= _MAX_CANDIDATES:
-                return matches, judged
+                return _Judged(matches, None, excluded)
             limit *= 8
 
     def _verdict(self, query: LookupQuery, candidate: Candidate) -> Compatible | Mismatch:
@@ -188,43 +192,31 @@ class Lookup:
             return verdict
         return compare(state.entry, state.evidence, query.evidence, exact=True)
 
-    def _grant(
-        self, winner: Candidate, matches: Matches, decision_id: UUID, query: LookupQuery
-    ) -> SourceGrant:
+    def _grant(self, asked: _Asked, winner: Candidate, judged: _Judged) -> SourceGrant:
         return SourceGrant(
-            tenant=query.scope.tenant,
+            tenant=asked.query.scope.tenant,
             state_id=winner.state.state_id,
             generation=winner.state.generation,
             matched_tokens=winner.matched_tokens,
-            identity_hash=matches.identity_hash,
-            lookup_id=decision_id,
+            identity_hash=judged.matches.identity_hash,
+            lookup_id=asked.decision_id,
             expires_us=self._clock.now_us() + self._ttl_us,
         )
 
-    def _record(
-        self,
-        decision_id: UUID,
-        query: LookupQuery,
-        caller: Caller,
-        freshness: Freshness,
-        matches: Matches | None,
-        judged: _Judged,
-        outcome: DecisionOutcome,
-        taken: list[str],
-        reason: str | None,
-    ) -> None:
-        scope, winner = query.scope, judged.winner
+    def _record(self, asked: _Asked, judged: _Judged | None, end: _End, reason: str | None) -> None:
+        decision_id, query, caller, _ = asked
+        winner = judged.winner if judged else None
         self._sink.record(
             Decision(
                 decision_id=decision_id,
                 created_at=self._clock.now(),
-                tenant=scope.tenant,
-                namespace=scope.namespace,
-                model=scope.model,
+                tenant=query.scope.tenant,
+                namespace=query.scope.namespace,
+                model=query.scope.model,
                 kind=DecisionKind.LOOKUP,
-                outcome=outcome,
+                outcome=end.outcome,
                 fallback_reason=reason,
-                identity_hash=matches.identity_hash if matches else None,
+                identity_hash=judged.matches.identity_hash if judged else None,
                 parent_id=None,
                 root_id=decision_id,
                 key_id=caller.principal.key_id,
@@ -232,37 +224,52 @@ class Lookup:
                 policy_version=self._policy.version,
                 entry_id=winner.state.entry_id if winner else None,
                 state_id=winner.state.state_id if winner else None,
-                match=_match_json(winner, matches) if winner and matches else None,
+                match=_match_json(winner, judged.matches) if winner and judged else None,
                 compatibility=_COMPATIBLE_JSON if winner else None,
-                excluded=_excluded_json(judged.excluded),
+                excluded=_excluded_json(judged.excluded) if judged else _NOTHING_EXCLUDED,
                 estimate=None,
                 selected_path=None,
-                path=taken,
+                path=end.path,
                 index_revision=self._index.revision,
                 latency_us=self._clock.monotonic_us() - caller.started_us,
-                inputs=self._inputs_json(query, freshness),
+                inputs=self._inputs_json(asked),
             )
         )
 
-    def _inputs_json(self, query: LookupQuery, freshness: Freshness) -> str:
+    def _inputs_json(self, asked: _Asked) -> str:
+        """What the decision was made from. All but three values repeat with the evidence."""
+        query = asked.query
         scope, evidence = query.scope, query.evidence
+        key = (scope, query.evidence_number)
+        constant = self._inputs.get(key)
+        if constant is None:
+            constant = self._constant_inputs(query)
+            if len(self._inputs) >= _INPUTS_CACHE_ENTRIES:
+                self._inputs.clear()
+            self._inputs[key] = constant
+        # The caller's own hash of its prompt is not keyed; only ours leaves the process.
+        fingerprint = self._index.hashing.fingerprint(
+            scope.tenant, evidence.input_fingerprint.encode()
+        )
+        return (
+            f'{constant},"query_tokens":{len(query.tokens)},"input_fingerprint":"{fingerprint}",'
+            f'"freshness":"{asked.freshness.value}"}}'
+        )
+
+    def _constant_inputs(self, query: LookupQuery) -> str:
+        """An open JSON object."""
+        scope = query.scope
         return _json(
             {
                 "v": INPUTS_VERSION,
                 "engine_family": scope.engine_family,
                 "semantic_type": scope.semantic_type,
-                "query_tokens": len(query.tokens),
-                "model_identity": evidence.model_identity,
-                "input_semantic_identity": evidence.input_semantic_identity,
-                # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-                "input_fingerprint": self._index.hashing.fingerprint(
-                    scope.tenant, evidence.input_fingerprint.encode()
-                ),
-                "freshness": freshness.value,
+                "model_identity": query.evidence.model_identity,
+                "input_semantic_identity": query.evidence.input_semantic_identity,
                 "max_candidates": self._max_candidates,
                 "advisory": advisory_mismatches(self._policy, scope.tenant, scope.namespace),
             }
-        )
+        )[:-1]
 
 
 _encode = msgspec.json.Encoder().encode
@@ -272,6 +279,7 @@ def _json(value: object) -> str:
     return _encode(value).decode()
 
 
+_NOTHING_EXCLUDED: Final = "[]"
 _COMPATIBLE_JSON: Final = _json({"reusable": True, "reason": "compatible"})
 
 
@@ -292,7 +300,7 @@ def _match_json(winner: Candidate, matches: Matches) -> str:
 
 def _excluded_json(excluded: Sequence[Exclusion]) -> str:
     if not excluded:
-        return "[]"
+        return _NOTHING_EXCLUDED
     return _json(
         [
             {

@@ -12,7 +12,7 @@ from uuid import UUID
 import msgspec
 import structlog
 
-from app.clock import Clock, IdSource
+from app.clock import Clock
 from app.contract.enums import (
     ActionStatus,
     Disposition,
@@ -27,8 +27,9 @@ from app.contract.payload import (
     PayloadLocation,
     StateSliceDescriptor,
 )
-from app.db.session import Database, ReadSession
-from app.decisions.writer import DecisionSink
+from app.contract.transitions import LifecycleState, path
+from app.db.session import Database
+from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
 from app.execution.backend import Backend, sink_location
 from app.execution.claims import ClaimRequest, StoredClaim
@@ -38,13 +39,16 @@ from app.execution.repository import claim_consume, claim_find, claim_release, c
 from app.index.registry import stored_registration
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller, Refused
-from app.lifecycle.materialize_record import MaterializeRecord
+from app.lifecycle.observe import Attempt, Observer
 from app.lifecycle.queries import MaterializeQuery
 from app.lifecycle.recheck import still_valid
-from app.policy.document import ExecutionPolicy
 
 _FENCE_MASK: Final = (1 << 62) - 1
 _PROTOCOL_RECEIPT: Final = "nexuskv.protocol-transfer-receipt.v1"
+_S = LifecycleState
+_TO_PLANNED: Final = (_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.PLANNED)
+_PATH_DONE: Final = list(path(*_TO_PLANNED, _S.RESERVED, _S.MATERIALIZED, _S.OBSERVED))
+_PATH_REFUSED: Final = list(path(*_TO_PLANNED, _S.RECOMPUTED, _S.OBSERVED))
 log = structlog.get_logger(__name__)
 
 
@@ -63,59 +67,45 @@ class Materialize:
     def __init__(
         self,
         database: Database,
-        sink: DecisionSink,
+        observer: Observer,
         backend: Backend,
-        policy: ExecutionPolicy,
-        clock: Clock,
-        ids: IdSource,
         *,
+        clock: Clock,
         claim_ttl_s: float,
     ) -> None:
         self._database = database
+        self._observer = observer
         self._backend = backend
         self._clock = clock
-        self._ids = ids
         self._claim_ttl = timedelta(seconds=claim_ttl_s)
-        self._record = MaterializeRecord(sink, policy, clock, ids)
 
     async def run(self, query: MaterializeQuery, caller: Caller) -> Materialized | Refused:
         """Exactly one decision is recorded, and one outcome when something was executed."""
-        decision_id = self._ids.uuid7()
-        grant = _honoured(query, caller)
-        if isinstance(grant, NexusError):
-            self._record.refused(decision_id, query, caller, None, None, grant)
-            return Refused(grant, decision_id)
+        attempt = self._observer.begin(DecisionKind.MATERIALIZE, caller, _inputs(query))
         try:
-            return await self._consume(decision_id, query, caller, grant)
+            grant = _honoured(query, attempt)
+            claim = self._claim_request(attempt, query, grant)
+            held = await self._claim(attempt, claim, grant)
+            if isinstance(held, StoredClaim):
+                return self._replay(attempt, claim, held)
+            result = await self._execute(claim, query, grant, held)
+            receipt = _receipt(query, grant, result)
+            await self._commit(claim, receipt)
         except NexusError as error:
-            self._record.refused(decision_id, query, caller, grant, None, error)
-            return Refused(error, decision_id)
-
-    async def _consume(
-        self, decision_id: UUID, query: MaterializeQuery, caller: Caller, grant: OptionGrant
-    ) -> Materialized:
-        if query.target_digest != grant.target_digest:
-            raise NexusError(
-                ErrorCode.MATERIALIZATION_TARGET_MISMATCH,
-                "the target is not the one that the option was estimated for",
-            )
-        claim = self._claim_request(decision_id, query, grant)
-        async with self._database.write() as session:
-            found = await claim_find(session, grant.option_id)
-            if found is not None and found.consumed:
-                return self._replay(decision_id, query, caller, grant, claim, found)
-            self._check_free(claim, grant, found)
-            stored = await self._check_source(session, grant)
-            if not await claim_take(session, claim):
-                raise _busy()
-        result = await self._execute(claim, query, grant, stored)
-        receipt = _receipt(query, grant, result)
-        await self._commit(claim, receipt)
-        self._record.materialized(decision_id, query, caller, grant, stored, receipt, result)
-        return Materialized(receipt, False, decision_id)
+            self._observer.refused(attempt, error, _PATH_REFUSED)
+            return Refused(error, attempt.decision_id)
+        attempt.selected_path = receipt.execution_backend
+        self._observer.decided(attempt, DecisionOutcome.MATERIALIZED, _PATH_DONE)
+        self._observer.completed(
+            attempt,
+            bytes_transferred=receipt.bytes_transferred,
+            physical=receipt.physical,
+            detail={"receipt": receipt, "result": result},
+        )
+        return Materialized(receipt, False, attempt.decision_id)
 
     def _claim_request(
-        self, decision_id: UUID, query: MaterializeQuery, grant: OptionGrant
+        self, attempt: Attempt, query: MaterializeQuery, grant: OptionGrant
     ) -> ClaimRequest:
         now = self._clock.now()
         return ClaimRequest(
@@ -124,27 +114,40 @@ class Materialize:
             import_id=query.import_id,
             sink_namespace=query.sink_namespace,
             sink_value=query.sink_value,
-            fence=decision_id.int & _FENCE_MASK,
-            decision_id=decision_id,
+            fence=attempt.decision_id.int & _FENCE_MASK,
+            decision_id=attempt.decision_id,
             now=now,
             expires_at=now + self._claim_ttl,
         )
 
-    def _replay(
-        self,
-        decision_id: UUID,
-        query: MaterializeQuery,
-        caller: Caller,
-        grant: OptionGrant,
-        claim: ClaimRequest,
-        found: StoredClaim,
-    ) -> Materialized:
+    async def _claim(
+        self, attempt: Attempt, claim: ClaimRequest, grant: OptionGrant
+    ) -> StoredState | StoredClaim:
+        """The source to execute from, with the claim taken; or the claim that was consumed."""
+        async with self._database.write() as session:
+            found = await claim_find(session, claim.option_id)
+            if found is not None and found.consumed:
+                return found
+            self._check_free(claim, grant, found)
+            stored = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
+            if stored is None:
+                raise NexusError(
+                    ErrorCode.SOURCE_STATE_MISMATCH,
+                    "the source state was deleted or superseded; look the input up again",
+                )
+            attempt.stored = stored
+            if not await claim_take(session, claim):
+                raise _busy()
+        return stored
+
+    def _replay(self, attempt: Attempt, claim: ClaimRequest, found: StoredClaim) -> Materialized:
         if not found.same_import(claim):
             raise _other_sink() if found.import_id == claim.import_id else _consumed()
         assert found.receipt is not None
         receipt = msgspec.json.decode(found.receipt, type=Receipt)
-        self._record.replayed(decision_id, query, caller, grant, found.decision_id)
-        return Materialized(receipt, True, decision_id)
+        attempt.parent_id = found.decision_id or attempt.parent_id
+        self._observer.decided(attempt, DecisionOutcome.REPLAYED, _PATH_DONE)
+        return Materialized(receipt, True, attempt.decision_id)
 
     def _check_free(
         self, claim: ClaimRequest, grant: OptionGrant, found: StoredClaim | None
@@ -157,15 +160,6 @@ class Materialize:
             raise NexusError(
                 ErrorCode.MATERIALIZATION_OPTION_EXPIRED, "the option is expired; estimate again"
             )
-
-    async def _check_source(self, session: ReadSession, grant: OptionGrant) -> StoredState:
-        stored = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
-        if stored is None:
-            raise NexusError(
-                ErrorCode.SOURCE_STATE_MISMATCH,
-                "the source state was deleted or superseded; look the input up again",
-            )
-        return stored
 
     async def _execute(
         self, claim: ClaimRequest, query: MaterializeQuery, grant: OptionGrant, stored: StoredState
@@ -212,20 +206,38 @@ class Materialize:
             log.warning("claim_not_released", option_id=str(claim.option_id), cause=error.internal)
 
 
-def _honoured(query: MaterializeQuery, caller: Caller) -> OptionGrant | NexusError:
+def _inputs(query: MaterializeQuery) -> dict[str, object]:
+    grant = query.grant
+    return {
+        "option_id": query.option_id,
+        "import_id": query.import_id,
+        "target_engine_id": query.target_engine_id,
+        "sink_namespace": query.sink_namespace,
+        "sink_value": query.sink_value,
+        "estimated_transfer_us": grant.transfer_us if grant else None,
+    }
+
+
+def _honoured(query: MaterializeQuery, attempt: Attempt) -> OptionGrant:
     if query.option_id is None:
-        return NexusError(
+        raise NexusError(
             ErrorCode.UNKNOWN_MATERIALIZATION_OPTION, "no option of this service has that id"
         )
     grant = query.grant
     if (
         grant is None
         or grant.option_id != query.option_id
-        or not caller.principal.may_use(grant.tenant)
+        or not attempt.caller.principal.may_use(grant.tenant)
     ):
-        return NexusError(
+        raise NexusError(
             ErrorCode.MATERIALIZATION_OPTION_MISMATCH,
             "option_handle is not valid for option_id; estimate again",
+        )
+    attempt.grant, attempt.parent_id = grant, grant.estimate_id
+    if query.target_digest != grant.target_digest:
+        raise NexusError(
+            ErrorCode.MATERIALIZATION_TARGET_MISMATCH,
+            "the target is not the one that the option was estimated for",
         )
     return grant
 
@@ -250,9 +262,7 @@ def _payload_handle(stored: StoredState, grant: OptionGrant) -> PayloadHandle:
     )
 
 
-def _receipt(
-    query: MaterializeQuery, grant: OptionGrant, result: BackendActionResult
-) -> Receipt:
+def _receipt(query: MaterializeQuery, grant: OptionGrant, result: BackendActionResult) -> Receipt:
     session = result.transfer_session
     assert session is not None
     # The only backend so far moves nothing and says so; a physical one brings its own evidence.

@@ -113,7 +113,9 @@ def decode_batch(body: bytes) -> list[object]:
         raise NexusError(
             ErrorCode.INVALID_FIELD,
             f"entries must be a list of 1 to {MAX_BATCH_ENTRIES} registrations",
-            errors=[FieldError("/entries", ErrorCode.INVALID_FIELD, "has the wrong length or type")],
+            errors=[
+                FieldError("/entries", ErrorCode.INVALID_FIELD, "has the wrong length or type")
+            ],
         )
     return entries
 
@@ -127,6 +129,4 @@ def _item_result(registration: Registration, registered: Registered) -> ItemResu
         if registered.deleted
         else f"the state is stored at {stored} with other content; register a higher generation"
     )
-    return ItemResult(
-        registration, registered, NexusError(ErrorCode.GENERATION_CONFLICT, message)
-    )
+    return ItemResult(registration, registered, NexusError(ErrorCode.GENERATION_CONFLICT, message))

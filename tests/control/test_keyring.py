@@ -1,6 +1,7 @@
 """Keys across replicas: made, found, revoked; guessed at; and with Postgres away."""
 
 import asyncio
+import json
 import os
 import secrets
 from datetime import UTC, datetime
@@ -20,8 +21,10 @@ from app.control.repository import (
     list_keys,
     revoke_key,
 )
+from app.db.migrate import upgrade
 from app.db.session import Database
 from app.errors import ErrorCode, NexusError
+from tests.control.logs import captured_logs
 from tests.fixtures.database import with_database
 
 NOWHERE = "postgresql://nobody@127.0.0.1:9/none"
@@ -289,6 +292,24 @@ async def test_postgres_lost_and_found(test_server, make_key, clock) -> None:
         await asyncio.gather(watch, return_exceptions=True)
     await database.close()
     test_server.drop(name)
+
+
+async def test_started_before_the_first_migration(empty_database_url) -> None:
+    """It waits, says so once, and goes on by itself when the tables are there."""
+    database = Database(empty_database_url)
+    ring = KeyRing(database, SystemClock())
+    with captured_logs() as log:
+        watch = asyncio.create_task(ring.watch(0.01))
+        try:
+            await eventually(lambda: not ring._reachable)
+            await asyncio.to_thread(lambda: asyncio.run(upgrade(empty_database_url)))
+            await eventually(lambda: ring.loaded)
+        finally:
+            watch.cancel()
+            await asyncio.gather(watch, return_exceptions=True)
+        events = [json.loads(line)["event"] for line in log.getvalue().splitlines()]
+    assert events.count("keys_not_refreshed") == 1
+    await database.close()
 
 
 async def test_a_name_that_does_not_exist_is_an_outage_too(test_server, clock) -> None:

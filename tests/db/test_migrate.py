@@ -165,16 +165,21 @@ async def test_processes_that_start_together_migrate_once(empty_database_url: st
     assert (await status_of(empty_database_url)).state == "current"
 
 
-async def test_waiting_for_another_migration_ends_with_a_clear_error(
-    empty_database_url: str,
+async def test_waiting_for_another_migration_is_told_and_ends_with_a_clear_error(
+    empty_database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("app.db.migrate._REPORT_EVERY_S", 0.0)
     async with Database(empty_database_url) as another, another.read() as session:
         # The lock's number is part of the agreement between builds, so it is spelt out here.
         await session.execute(text("SELECT pg_advisory_lock(7956583318909708146)"))
-        with pytest.raises(NexusError, match="Another process has been migrating") as caught:
+        with (
+            capture_logs() as logs,
+            pytest.raises(NexusError, match="Another process has been migrating") as caught,
+        ):
             await upgrade(empty_database_url, wait_s=0.1)
         await session.execute(text("SELECT pg_advisory_unlock_all()"))
     assert caught.value.code is ErrorCode.DATABASE_UNAVAILABLE
+    assert {line["event"] for line in logs} == {"waiting_for_another_migration"}
     await upgrade(empty_database_url, wait_s=5)
     assert (await status_of(empty_database_url)).state == "current"
 

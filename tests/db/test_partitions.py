@@ -184,13 +184,15 @@ async def test_inserts_go_on_beside_a_long_reader_while_partitions_rotate(
     """One reader holds every partition; DROP or CREATE .. PARTITION OF would queue all inserts."""
     old = TODAY - timedelta(days=40)
     await ensure_day(database, old)
-    async with Database(database_url, statement_timeout_s=1) as rotator:
+    async with Database(database_url, statement_timeout_s=3) as rotator:
         async with database.read() as reader:
             await reader.execute(text("SELECT count(*) FROM decision"))
             assert await ensure_partitions(rotator, FAR) == 9 * len(TABLES)
             await insert_now(database, FAR)
 
-            dropping = asyncio.create_task(drop_partitions_before(rotator, NOW - timedelta(20)))
+            dropping = asyncio.create_task(
+                drop_partitions_before(rotator, NOW - timedelta(days=20))
+            )
 
             async def waits() -> bool:
                 async with database.read() as session:
@@ -204,13 +206,13 @@ async def test_inserts_go_on_beside_a_long_reader_while_partitions_rotate(
                     )
 
             await eventually(waits)
-            async with asyncio.timeout(0.5):
+            async with asyncio.timeout(2):
                 await insert_now(database)
             assert not dropping.done()
             with pytest.raises(NexusError):
                 await dropping
         # The reader is gone: the next round finishes what this one began.
-        dropped = await drop_partitions_before(rotator, NOW - timedelta(20))
+        dropped = await drop_partitions_before(rotator, NOW - timedelta(days=20))
     assert dropped == [partition_name(table, old) for table in TABLES]
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM decision")) == 2

@@ -4,7 +4,7 @@ from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
 import pytest
-from sqlalchemy import insert, select, text
+from sqlalchemy import ARRAY, Integer, bindparam, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from app.control.models import DeploymentSecretRow
@@ -239,16 +239,27 @@ async def test_a_cancelled_request_gives_its_connection_back(
     assert await count_secrets(impatient) == 0
 
 
-async def test_a_connection_cut_while_idle_costs_no_request(
+async def test_connections_cut_while_idle_cost_no_request(
     database: Database, database_url: str
 ) -> None:
-    victim = Database(database_url, pool_connections=1)
-    async with victim.read() as session:
-        pid = await session.scalar(text("SELECT pg_backend_pid()"))
-    async with database.read() as session:
-        assert await session.scalar(text("SELECT pg_terminate_backend(:pid)"), {"pid": pid})
-    assert await count_secrets(victim) == 0
-    await victim.close()
+    async with Database(database_url, pool_connections=3) as victim:
+        async with victim.read() as one, victim.read() as two, victim.read() as three:
+            sessions = (one, two, three)
+            pids = [await session.scalar(text("SELECT pg_backend_pid()")) for session in sessions]
+            drivers = [
+                (await (await session.connection()).get_raw_connection()).driver_connection
+                for session in sessions
+            ]
+        async with database.read() as session:
+            cut = text("SELECT bool_and(pg_terminate_backend(pid)) FROM unnest(:pids) AS pid")
+            assert await session.scalar(cut.bindparams(bindparam("pids", pids, ARRAY(Integer))))
+
+        async def noticed() -> bool:
+            return all(driver.is_closed() for driver in drivers)
+
+        await eventually(noticed)
+        for _ in range(4):
+            assert await count_secrets(victim) == 0
 
 
 async def test_a_callers_mistake_is_not_called_unavailable(database: Database) -> None:

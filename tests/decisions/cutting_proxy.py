@@ -8,6 +8,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from enum import Enum, auto
+from typing import Self
 
 _CHUNK_BYTES = 65_536
 _QUERY = b"Q"
@@ -45,7 +46,7 @@ class CuttingProxy:
         # Runs once, when the server has the statement of a COPY and none of its rows.
         self.on_copy: Hook | None = None
 
-    async def __aenter__(self) -> "CuttingProxy":
+    async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
         self.port = self._server.sockets[0].getsockname()[1]
         return self

@@ -14,6 +14,7 @@ from app.db.session import Database
 from app.decisions.models import DecisionRow
 from app.decisions.record import Decision
 from app.decisions.writer import DecisionWriter, LossReason, WriterLimits
+from app.metrics import Metrics
 from tests.decisions.conftest import WriterFactory
 from tests.decisions.rows import (
     a_decision,
@@ -157,6 +158,44 @@ async def test_a_queue_over_its_bytes_refuses_and_recovers(
     writer.record(a_decision(inputs=big.inputs))
     assert await writer.wait_flushed(3, wait_s=WAIT_S)
     assert await stored_numbers(database) == [1, 3]
+
+
+async def test_large_rows_travel_in_smaller_batches(
+    database: Database, make_writer: WriterFactory
+) -> None:
+    flights: list[float] = []
+    writer = DecisionWriter(
+        database,
+        SystemIds(),
+        SystemClock(),
+        limits=WriterLimits(flush_interval_s=3600, batch_bytes=20_000),
+        observe_flush_s=flights.append,
+    )
+    decisions = [a_decision(inputs='{"text":"' + "x" * 9_000 + '"}') for _ in range(7)]
+    for decision in decisions:
+        writer.record(decision)
+    await writer.start()
+    assert await writer.wait_flushed(7, wait_s=WAIT_S)
+    assert await writer.drain(WAIT_S) == 0
+    assert len(flights) == 4
+    assert await stored_decisions(database) == [row.decision_id for row in decisions]
+
+
+async def test_the_writers_counts_are_metrics(
+    database: Database, make_writer: WriterFactory
+) -> None:
+    writer = make_writer(database, max_rows=2)
+    metrics = Metrics(version="0", implementation="compiled")
+    metrics.watch_decisions(writer)
+    for _ in range(5):
+        writer.record(a_decision())
+    _, page = metrics.render()
+    lines = page.decode().splitlines()
+    assert "nexuskv_decisions_recorded_total 5.0" in lines
+    assert "nexuskv_decisions_stored_total 0.0" in lines
+    assert "nexuskv_decisions_queued 2.0" in lines
+    assert 'nexuskv_decisions_lost_total{reason="queue_full"} 3.0' in lines
+    assert 'nexuskv_decisions_lost_total{reason="invalid"} 0.0' in lines
 
 
 POISON = [

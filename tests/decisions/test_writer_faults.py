@@ -1,5 +1,7 @@
 """Connections cut at every point of a COPY, and Postgres away: none lost, none stored twice."""
 
+import asyncio
+
 import asyncpg
 import pytest
 from sqlalchemy import text
@@ -68,7 +70,7 @@ async def test_rows_that_arrive_after_their_retry_are_refused_by_the_key(
         writer.record(decision)
     proxy.faults = [Fault.HOLD]
     await writer.start()
-    # The check before the retry finds nothing, because the server has not seen the rows yet.
+    # The retry is stored, because the server has not seen the first attempt yet.
     assert await writer.wait_flushed(30, wait_s=WAIT_S)
     assert proxy.faults_done == 1
     assert UNIQUE_VIOLATION in await proxy.release()
@@ -82,11 +84,13 @@ async def test_a_backend_terminated_in_the_middle_of_copy(
 
     async def terminate() -> None:
         async with database.write() as session:
-            statement = text(
-                "SELECT pid, pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+            behind = (
+                "FROM pg_stat_activity"
                 " WHERE application_name = 'behind-proxy' AND datname = current_database()"
             )
-            terminated.extend(row.pid for row in await session.execute(statement))
+            terminated.extend(await session.scalars(text(f"SELECT pid {behind}")))
+            # From here on the proxy may notice the end of the connection and stop this hook.
+            await session.execute(text(f"SELECT pg_terminate_backend(pid, 5000) {behind}"))
 
     proxy.on_copy = terminate
     writer = make_writer(proxied)
@@ -133,11 +137,15 @@ async def test_the_queue_fills_while_postgres_is_away_and_counts_what_it_refuses
     proxy.go_away()
     writer = make_writer(proxied, max_rows=60, batch_rows=20)
     await writer.start()
-    for number in range(100):
-        writer.record(a_decision())
-        if number % 20 == 19:
-            proxy.refusal.clear()
-            await proxy.refusal.wait()
+    with capture_logs() as logs:
+        for number in range(100):
+            writer.record(a_decision())
+            if number % 20 == 19:
+                proxy.refusal.clear()
+                await proxy.refusal.wait()
+    # Told while it happens, not when it is over; more of it within ten seconds is not told again.
+    (told,) = [line["lost_rows"] for line in logs if line["event"] == "decisions_lost"]
+    assert told in (20, 40)
     assert (writer.pending, writer.lost["queue_full"]) == (60, 40)
     proxy.come_back()
     assert await writer.wait_flushed(100, wait_s=WAIT_S)
@@ -158,9 +166,30 @@ async def test_drain_reports_what_it_could_not_store(
     with capture_logs() as logs:
         assert await writer.drain(0.05) == 50
     assert (writer.pending, writer.lost["shutdown"], writer.stored) == (0, 50, 0)
-    assert [line["by_reason"]["shutdown"] for line in logs if line["event"] == "decisions_lost"] == [
-        50
-    ]
+    losses = [line for line in logs if line["event"] == "decisions_lost"]
+    assert [(line["lost_rows"], line["by_reason"]["shutdown"]) for line in losses] == [(50, 50)]
+    assert await stored_decisions(database) == []
+
+
+async def test_drain_ends_also_when_the_server_answers_nothing(
+    database: Database, proxied: Database, proxy: CuttingProxy, make_writer: WriterFactory
+) -> None:
+    stuck = asyncio.Event()
+
+    async def answer_nothing() -> None:
+        stuck.set()
+        await asyncio.Event().wait()
+
+    proxy.on_copy = answer_nothing
+    writer = make_writer(proxied)
+    await writer.start()
+    writer.record(a_decision())
+    waiting = asyncio.create_task(writer.wait_flushed(1, wait_s=WAIT_S))
+    await stuck.wait()
+    assert await writer.drain(0.01) == 1
+    await waiting
+    proxy.go_away()
+    assert writer.lost["shutdown"] == 1
     assert await stored_decisions(database) == []
 
 
@@ -179,6 +208,21 @@ async def test_drain_outlasts_a_short_absence(
     proxy.come_back()
     assert await writer.drain(WAIT_S) == 0
     assert await stored_decisions(database) == [decision.decision_id]
+
+
+async def test_a_row_that_cannot_be_sent_does_not_stop_a_retry(
+    database: Database, proxied: Database, proxy: CuttingProxy, make_writer: WriterFactory
+) -> None:
+    writer = make_writer(proxied)
+    decisions, _ = rows_of_both_kinds(30)
+    decisions[7] = decisions[7]._replace(decision_id="no uuid")  # type: ignore[arg-type]
+    for decision in decisions:
+        writer.record(decision)
+    proxy.faults = [Fault.CUT_BEFORE_ANSWER]
+    await writer.start()
+    assert await writer.wait_flushed(30, wait_s=WAIT_S)
+    assert await stored_numbers(database) == [*range(1, 8), *range(9, 31)]
+    assert (writer.stored, writer.lost["invalid"]) == (29, 1)
 
 
 async def test_a_database_without_its_tables_is_waited_for(

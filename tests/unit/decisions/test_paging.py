@@ -24,13 +24,19 @@ POSITION = Position(
 CURSOR = cursor_after(POSITION, FILTERS)
 
 
-def refused(cursor: str, filters: dict[str, object] | None = None, kind: str = "list") -> bool:
+def code_of(
+    cursor: str, filters: dict[str, object] | None = None, kind: str = "list"
+) -> ErrorCode | None:
+    """The code a list refuses the cursor with; None when it takes it."""
     try:
         decode_cursor(kind, FILTERS if filters is None else filters, cursor, tuple[int, str])
     except NexusError as error:
-        assert error.code is ErrorCode.INVALID_CURSOR
-        return True
-    return False
+        return error.code
+    return None
+
+
+def refused(cursor: str, filters: dict[str, object] | None = None, kind: str = "list") -> bool:
+    return code_of(cursor, filters, kind) is ErrorCode.INVALID_CURSOR
 
 
 def test_a_position_survives_to_the_microsecond() -> None:
@@ -57,7 +63,7 @@ def test_a_cursor_is_refused_with_other_filters(other: dict[str, object]) -> Non
 
 def test_a_cursor_is_refused_by_another_list() -> None:
     cursor = encode_cursor("list", FILTERS, (1, "a"))
-    assert not refused(cursor)
+    assert code_of(cursor) is None
     assert refused(cursor, kind="states")
 
 

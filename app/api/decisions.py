@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.decisions.cursor import Position, cursor_after, position_of
 from app.decisions.repository import DecisionFilter, DecisionRepository
@@ -16,7 +17,6 @@ from app.decisions.schemas import (
     OutcomeView,
 )
 from app.dependencies import DecisionsReader, ReadDb
-from app.errors import ErrorCode, NexusError
 from app.problem import problem_responses
 
 
@@ -53,18 +53,21 @@ async def get_decision(
 def decisions_router() -> APIRouter:
     """The two routes of the history."""
     router = APIRouter(prefix="/v1/decisions", tags=["decisions"])
-    router.get("", responses=problem_responses(400, 401, 403, 503))(list_decisions)
-    router.get("/{decision_id}", responses=problem_responses(400, 401, 403, 404, 503))(get_decision)
+    router.get("", summary="List decisions", responses=problem_responses(400, 401, 403, 503))(
+        list_decisions
+    )
+    router.get(
+        "/{decision_id}",
+        summary="One decision, its chain and outcomes",
+        responses=problem_responses(400, 401, 403, 404, 503),
+    )(get_decision)
     return router
 
 
 def _chosen(query: DecisionQuery, principal: Principal) -> DecisionFilter:
     tenants = principal.tenants
     if query.tenant is not None:
-        if not principal.may_use(query.tenant):
-            raise NexusError(
-                ErrorCode.TENANT_FORBIDDEN, "This key has no access to the tenant of the filter"
-            )
+        require_tenant(principal, query.tenant)
         tenants = frozenset({query.tenant})
     return DecisionFilter(
         tenants=tenants,

@@ -1,0 +1,139 @@
+"""Observe, for the two slices that ask Postgres: what is known of an attempt becomes a decision."""
+
+from dataclasses import dataclass
+from typing import Any
+from uuid import UUID
+
+import msgspec
+
+from app.clock import Clock, IdSource
+from app.decisions.record import (
+    INPUTS_VERSION,
+    Decision,
+    DecisionKind,
+    DecisionOutcome,
+    Outcome,
+    OutcomeStatus,
+)
+from app.decisions.writer import DecisionSink
+from app.errors import NexusError
+from app.execution.grants import OptionGrant, SourceGrant
+from app.index.matcher import StateIndex
+from app.index.repository import StoredState
+from app.lifecycle.caller import Caller
+from app.planner.cost import TransferEstimate
+from app.policy.document import ExecutionPolicy
+
+
+@dataclass(slots=True)
+class Attempt:
+    """One request on its way; the steps add what they learn, and observing reads it."""
+
+    kind: DecisionKind
+    decision_id: UUID
+    caller: Caller
+    inputs: dict[str, Any]
+    grant: SourceGrant | OptionGrant | None = None
+    stored: StoredState | None = None
+    parent_id: UUID | None = None
+    estimate: TransferEstimate | None = None
+    selected_path: str | None = None
+
+
+class Observer:
+    """Writes attempts into the decision sink."""
+
+    def __init__(
+        self,
+        sink: DecisionSink,
+        policy: ExecutionPolicy,
+        index: StateIndex,
+        *,
+        clock: Clock,
+        ids: IdSource,
+    ) -> None:
+        self._sink = sink
+        self._index = index
+        self._policy = policy
+        self._clock = clock
+        self._ids = ids
+
+    def begin(self, kind: DecisionKind, caller: Caller, inputs: dict[str, Any]) -> Attempt:
+        """A new attempt; `inputs` is what is known before anything is asked."""
+        return Attempt(kind, self._ids.uuid7(), caller, inputs)
+
+    def refused(self, attempt: Attempt, error: NexusError, path: list[str]) -> None:
+        """The attempt ended in `error`: rejected for good, or unavailable for now."""
+        outcome = DecisionOutcome.UNAVAILABLE if error.retryable else DecisionOutcome.REJECTED
+        self.decided(attempt, outcome, path, reason=error.code.value)
+
+    def decided(
+        self,
+        attempt: Attempt,
+        outcome: DecisionOutcome,
+        path: list[str],
+        *,
+        reason: str | None = None,
+    ) -> None:
+        """Record the decision of this attempt."""
+        grant, stored, caller = attempt.grant, attempt.stored, attempt.caller
+        root_id = grant.lookup_id if grant else attempt.decision_id
+        self._sink.record(
+            Decision(
+                decision_id=attempt.decision_id,
+                created_at=self._clock.now(),
+                tenant=grant.tenant if grant else caller.tenant_for_record(),
+                namespace=stored.namespace if stored else "",
+                model=stored.model if stored else "",
+                kind=attempt.kind,
+                outcome=outcome,
+                fallback_reason=reason,
+                identity_hash=grant.identity_hash if grant else None,
+                parent_id=attempt.parent_id,
+                root_id=root_id,
+                key_id=caller.principal.key_id,
+                trace_id=caller.trace_id or attempt.decision_id.hex,
+                policy_version=self._policy.version,
+                entry_id=stored.entry_id if stored else None,
+                state_id=grant.state_id if grant else None,
+                match=None,
+                compatibility=None,
+                excluded="[]",
+                estimate=_json(attempt.estimate) if attempt.estimate else None,
+                selected_path=attempt.selected_path,
+                path=path,
+                index_revision=self._index.revision,
+                latency_us=self._clock.monotonic_us() - caller.started_us,
+                inputs=_json(
+                    {
+                        "v": INPUTS_VERSION,
+                        "matched_tokens": grant.matched_tokens if grant else None,
+                        "generation": grant.generation if grant else None,
+                        **attempt.inputs,
+                    }
+                ),
+            )
+        )
+
+    def completed(
+        self, attempt: Attempt, *, bytes_transferred: int, physical: bool, detail: dict[str, Any]
+    ) -> None:
+        """Record that what was decided was carried out."""
+        self._sink.record_outcome(
+            Outcome(
+                outcome_id=self._ids.uuid7(),
+                created_at=self._clock.now(),
+                decision_id=attempt.decision_id,
+                tenant=attempt.grant.tenant if attempt.grant else "",
+                status=OutcomeStatus.COMPLETED,
+                fallback_reason=None,
+                observed_us=self._clock.monotonic_us() - attempt.caller.started_us,
+                bytes_transferred=bytes_transferred,
+                physical=physical,
+                detail=_json({"v": INPUTS_VERSION, **detail}),
+            )
+        )
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()
