@@ -32,7 +32,7 @@ lint: setup ## ruff, import rules, Cython lint
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/lint-imports
-	$(BIN)/cython-lint nexuskv_core
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/cython-lint nexuskv_core
 
 fmt: setup ## format and fix what can be fixed
 	$(BIN)/ruff check --fix .

@@ -9,6 +9,7 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from app.api import include_routers
+from app.api.openapi import add_states
 from app.bridge.endpoints import HEALTH_PATH, PREFIX, Bridge
 from app.bridge.handles import HandleKeys
 from app.bridge.openapi import add_bridge
@@ -47,7 +48,7 @@ class NexusApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = add_bridge(super().openapi())
+            self.openapi_schema = add_bridge(add_states(super().openapi()))
         return self.openapi_schema
 
 

@@ -12,6 +12,7 @@ from fastapi.exceptions import RequestValidationError
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
+from starlette.routing import Match
 from starlette.types import Scope
 
 from app.errors import ERROR_RULES, ErrorCode, FieldError, NexusError
@@ -25,6 +26,7 @@ RETRY_AFTER_S = 1
 ResponseParts = tuple[int, list[tuple[bytes, bytes]], bytes]
 
 _NO_REQUEST_ID = "-"
+_METHODS = ("DELETE", "GET", "HEAD", "OPTIONS", "PATCH", "POST", "PUT")
 _SCHEMA_REF = {"$ref": "#/components/schemas/Problem"}
 _GENERATED_422 = "HTTPValidationError"
 _BY_STATUS = {
@@ -232,15 +234,30 @@ async def _on_http_exception(request: Request, exc: Exception) -> Response:
         404: "There is nothing at this path",
         405: "This path does not take this method; Allow lists those it takes",
     }.get(status, ERROR_RULES[code].title)
+    headers = dict(exc.headers or {})
+    if status == 405:
+        headers["Allow"] = ", ".join(_methods_of(request))
     return _response(
         problem_response(
             NexusError(code, message),
             request_id_in(request.scope),
             instance=quote(request.scope["path"]),
             status=status,
-            extra_headers=exc.headers,
+            extra_headers=headers,
         )
     )
+
+
+def _methods_of(request: Request) -> list[str]:
+    """What the path takes: the framework's own Allow names one route's methods only."""
+    routes = request.app.router.routes
+    return [
+        method
+        for method in _METHODS
+        if any(
+            route.matches({**request.scope, "method": method})[0] is Match.FULL for route in routes
+        )
+    ]
 
 
 async def _on_unhandled(request: Request, exc: Exception) -> Response:

@@ -79,6 +79,7 @@ class Services:
             self.database,
             ids,
             clock,
+            observe_flush_s=self.metrics.decision_flush_seconds.observe,
             limits=WriterLimits(
                 max_rows=settings.decision_queue_rows, max_bytes=settings.decision_queue_bytes
             ),

@@ -32,7 +32,7 @@ class Settings:
     max_candidates: int = 64
     source_handle_ttl_s: float = 600.0
     option_ttl_s: float = 30.0
-    claim_ttl_s: float = 30.0
+    claim_ttl_s: float = 10.0
     consumed_retention_s: float = 7 * 86_400.0
     drain_s: float = 15.0
     decision_queue_rows: int = 200_000

@@ -189,7 +189,7 @@ def lookup_rows(blocks: int, queries_wanted: int, rounds: int, *, partial: bool)
     return rows
 
 
-def run(*, blocks: int = 1_000_000, queries: int = 2_000, rounds: int = 5) -> Result:
+def run(*, blocks: int = 1_000_000, queries: int = 2_000, rounds: int = 15) -> Result:
     """Rows of all figures, and the bars they are held to; refuses the plain-Python index."""
     if IMPLEMENTATION != "compiled":
         raise RuntimeError("the benchmark is of the compiled index")
@@ -223,7 +223,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--blocks", type=int, default=1_000_000)
     parser.add_argument("--queries", type=int, default=2_000)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--memory-only", action="store_true")
     chosen = parser.parse_args()
     if chosen.memory_only:

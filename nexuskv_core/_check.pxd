@@ -34,7 +34,8 @@ cdef inline object check_treap(
     ), "the best entry is the lowest"
     check_treap(s, node.left, owner, kind, found)
     if found:
-        assert compare_nodes(s, node_at(s, found[len(found) - 1]), node) < 0, "siblings are in order"
+        before = found[len(found) - 1]
+        assert compare_nodes(s, node_at(s, before), node) < 0, "siblings are in order"
     found.append(root)
     check_treap(s, node.right, owner, kind, found)
 

@@ -111,7 +111,10 @@ cdef class PrefixIndex:
     cdef int free_scratch(self, size_t keep_bytes) noexcept:
         cdef Py_buffer view
         if self.viewing:
+            # Forgotten first: releasing may run code that calls the index, and the garbage
+            # collector follows the member.
             view = self.view
+            memset(&self.view, 0, sizeof(Py_buffer))
             self.viewing = False
             PyBuffer_Release(&view)
         if self.unboxed_capacity * sizeof(uint32_t) > keep_bytes:

@@ -5,6 +5,7 @@ from uuid import UUID
 
 from fastapi import APIRouter, Query
 
+from app.api.declared import list_errors, one_errors
 from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.decisions.cursor import Position, cursor_after, position_of
@@ -17,7 +18,6 @@ from app.decisions.schemas import (
     OutcomeView,
 )
 from app.dependencies import DecisionsReader, ReadDb
-from app.problem import problem_responses
 
 
 async def list_decisions(
@@ -53,13 +53,11 @@ async def get_decision(
 def decisions_router() -> APIRouter:
     """The two routes of the history."""
     router = APIRouter(prefix="/v1/decisions", tags=["decisions"])
-    router.get("", summary="List decisions", responses=problem_responses(400, 401, 403, 503))(
-        list_decisions
-    )
+    router.get("", summary="List decisions", responses=list_errors())(list_decisions)
     router.get(
         "/{decision_id}",
         summary="One decision, its chain and outcomes",
-        responses=problem_responses(400, 401, 403, 404, 503),
+        responses=one_errors(),
     )(get_decision)
     return router
 

@@ -7,6 +7,7 @@ import msgspec
 import orjson
 from fastapi import APIRouter, Query, Request, Response
 
+from app.api.declared import list_errors, one_errors, register_errors
 from app.api.state_schemas import (
     RegisterProblem,
     RegisterResults,
@@ -24,7 +25,7 @@ from app.index.registry import stored_registration, unpacked_tokens, with_tokens
 from app.index.repository import StateFilter, StoredState
 from app.lifecycle.register import ItemResult
 from app.paging import decode_cursor, encode_cursor
-from app.problem import MEDIA_TYPE, problem_for, problem_responses
+from app.problem import MEDIA_TYPE, problem_for
 
 _CURSOR_KIND = "states"
 _MULTI_STATUS = 207
@@ -40,17 +41,12 @@ def states_router() -> APIRouter:
         responses=_register_responses(),
         openapi_extra=_batch_body(),
     )(register_states)
-    router.get("", summary="List states", responses=problem_responses(400, 401, 403, 503))(
-        list_states
-    )
-    router.get("/{state_id}", summary="One state", responses=_ONE)(get_state)
-    router.delete("/{state_id}", summary="Delete a state", status_code=204, responses=_ONE)(
+    router.get("", summary="List states", responses=list_errors())(list_states)
+    router.get("/{state_id}", summary="One state", responses=one_errors())(get_state)
+    router.delete("/{state_id}", summary="Delete a state", status_code=204, responses=one_errors())(
         delete_state
     )
     return router
-
-
-_ONE = problem_responses(400, 401, 403, 404, 503)
 
 
 async def register_states(
@@ -61,6 +57,7 @@ async def register_states(
 
     The answer's status is that of its entries where all have the same, else 207.
     """
+    _require_json(request)
     results = await services.intake.register(await request.body(), principal)
     statuses = {result.status for result in results}
     status = statuses.pop() if len(statuses) == 1 else _MULTI_STATUS
@@ -112,6 +109,14 @@ async def delete_state(state_id: UUID, principal: StatesWriter, services: Servic
         raise _no_state()
     services.metrics.state_deletions.inc()
     return Response(status_code=204)
+
+
+def _require_json(request: Request) -> None:
+    media_type = request.headers.get("content-type", "application/json").partition(";")[0]
+    if media_type.strip().lower() != "application/json":
+        raise NexusError(
+            ErrorCode.UNSUPPORTED_MEDIA_TYPE, "send the body as Content-Type: application/json"
+        )
 
 
 def _no_state() -> NexusError:
@@ -174,7 +179,7 @@ def _register_responses() -> dict[int | str, dict[str, Any]]:
     responses: dict[int | str, dict[str, Any]] = {
         status: {"model": RegisterResults, "description": text} for status, text in done.items()
     }
-    responses |= problem_responses(400, 401, 403, 409, 413, 422, 503)
+    responses |= register_errors()
     for status in (400, 403, 409, 422):
         reference = {"$ref": f"#/components/schemas/{RegisterProblem.__name__}"}
         content = responses[status]["content"][MEDIA_TYPE]

@@ -1,7 +1,7 @@
 """Source and option handles: signed, not stored.
 
-A handle is `<prefix><base64url(key id | fields | tenant | mac)>`. The MAC is HMAC-SHA256 over the
-kind and everything before it, cut to 16 bytes. Any replica with one of the active secrets honours
+A handle is `<prefix><base64url(key id | fields | tenant | mac)>`. The MAC is keyed BLAKE2b over the
+kind and everything before it, 16 bytes. Any replica with one of the active secrets honours
 it. The first secret signs; a second one, during a rotation, only verifies.
 """
 
@@ -124,7 +124,7 @@ class HandleKeys:
         )
 
     def _seal(self, prefix: str, payload: bytes) -> str:
-        mac = hmac.digest(self._signing_key, prefix.encode() + payload, "sha256")[:_MAC_BYTES]
+        mac = _mac(self._signing_key, prefix, payload)
         return prefix + urlsafe_b64encode(payload + mac).rstrip(b"=").decode()
 
     def _open(self, prefix: str, handle: str, fields_bytes: int) -> bytes | None:
@@ -142,8 +142,11 @@ class HandleKeys:
         key = self._by_id.get(payload[:_KEY_ID_BYTES])
         if key is None or len(payload) < fields_bytes:
             return None
-        expected = hmac.digest(key, prefix.encode() + payload, "sha256")[:_MAC_BYTES]
-        return payload if hmac.compare_digest(mac, expected) else None
+        return payload if hmac.compare_digest(mac, _mac(key, prefix, payload)) else None
+
+
+def _mac(key: bytes, prefix: str, payload: bytes) -> bytes:
+    return blake2b(prefix.encode() + payload, key=key, digest_size=_MAC_BYTES).digest()
 
 
 def option_id_text(option_id: UUID) -> str:

@@ -1,6 +1,6 @@
 """The bridge in the API document: its models are the published schema, its endpoints plain ASGI."""
 
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
@@ -8,29 +8,44 @@ from pydantic.json_schema import models_json_schema
 from app.bridge import schemas
 
 _REF: Final = "#/components/schemas/{model}"
-_OPERATIONS: Final[
-    tuple[tuple[str, type[BaseModel], type[BaseModel], str, tuple[int, ...]], ...]
-] = (
-    (
+_EVIDENCE: Final = "`validation_evidence_missing` or `validation_evidence_mismatch`."
+_SOURCE: Final = "`source_handle_mismatch`, `source_state_mismatch` or `source_location_mismatch`."
+_OPTION: Final = (
+    "`unknown_materialization_option`, `materialization_option_mismatch`, "
+    "`materialization_target_mismatch`, `materialization_option_consumed`, "
+    "`materialization_option_expired` or `source_state_mismatch`."
+)
+
+
+class _Operation(NamedTuple):
+    name: str
+    request: type[BaseModel]
+    response: type[BaseModel]
+    summary: str
+    conflicts: str
+
+
+_OPERATIONS: Final = (
+    _Operation(
         "lookup",
         schemas.LookupRequest,
         schemas.LookupResponse,
         "Is there reusable state for this input?",
-        (400, 401, 403, 404, 409, 413, 422, 500, 503),
+        _EVIDENCE,
     ),
-    (
+    _Operation(
         "estimate",
         schemas.EstimateRequest,
         schemas.EstimateResponse,
         "What would it cost to bring the matched state to a target?",
-        (400, 401, 403, 404, 409, 413, 422, 500, 503),
+        _SOURCE,
     ),
-    (
+    _Operation(
         "materialize",
         schemas.MaterializeRequest,
         schemas.MaterializeResponse,
         "Bring it, once",
-        (400, 401, 403, 404, 409, 413, 422, 500, 503),
+        _OPTION,
     ),
 )
 _ERRORS: Final = {
@@ -39,7 +54,6 @@ _ERRORS: Final = {
     401: "`unauthorized`",
     403: "`tenant_forbidden`: the key lacks the tenant, or the scope `bridge`.",
     404: "`not_found`: no such operation.",
-    409: "Evidence, handle, option or target differ from what was registered or issued.",
     413: "`request_too_large` (over 8 MiB) or `query_too_large` (over 1,000,000 tokens).",
     422: "`unsupported_identity`, `unsupported_bridge_schema` or `unsupported_nexuskv_schema`.",
     500: "`internal_error`",
@@ -47,7 +61,7 @@ _ERRORS: Final = {
 }
 _DECISION_HEADERS: Final = {
     "X-NexusKV-Decision-Id": {
-        "description": "The decision that this answer was recorded as.",
+        "description": "The decision that this answer was recorded as; absent where none was made.",
         "schema": {"type": "string", "format": "uuid"},
     },
     "traceparent": {
@@ -55,13 +69,28 @@ _DECISION_HEADERS: Final = {
         "schema": {"type": "string"},
     },
 }
+_MATCH_HEADER: Final = {
+    "X-NexusKV-Match": {
+        "description": "`unknown` when this replica's index may be behind: null is then no miss.",
+        "schema": {"type": "string", "enum": ["unknown"]},
+    },
+}
+_ERROR_HEADERS: Final[dict[int, dict[str, Any]]] = {
+    401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
+    503: {
+        "Retry-After": {
+            "description": "Seconds to wait before trying again.",
+            "schema": {"type": "integer"},
+        }
+    },
+}
 
 
 def add_bridge(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document with the bridge's operations, models and authentication added."""
     models: list[type[BaseModel]] = [schemas.BridgeError, schemas.BridgeHealth]
-    for _, request, response, _, _ in _OPERATIONS:
-        models += [request, response]
+    for operation in _OPERATIONS:
+        models += [operation.request, operation.response]
     _, definitions = models_json_schema(
         [(model, "validation") for model in models], ref_template=_REF
     )
@@ -73,41 +102,37 @@ def add_bridge(document: dict[str, Any]) -> dict[str, Any]:
         "description": "An API key; `nexuskv keys create` makes one.",
     }
     paths = document["paths"]
-    for name, request, response, summary, errors in _OPERATIONS:
-        paths[f"/locus/v1/{name}"] = {"post": _operation(name, request, response, summary, errors)}
+    for operation in _OPERATIONS:
+        paths[f"/locus/v1/{operation.name}"] = {"post": _described(operation)}
     paths["/healthz"] = {"get": _health()}
     for path, item in paths.items():
         if path.startswith(("/v1/", "/locus/")):
-            for operation in item.values():
-                operation["security"] = [{"apiKey": []}]
+            for described in item.values():
+                described["security"] = [{"apiKey": []}]
     return document
 
 
-def _operation(
-    name: str,
-    request: type[BaseModel],
-    response: type[BaseModel],
-    summary: str,
-    errors: tuple[int, ...],
-) -> dict[str, Any]:
+def _described(operation: _Operation) -> dict[str, Any]:
+    name = operation.name
     return {
         "tags": ["bridge"],
-        "summary": summary,
-        "description": request.__doc__,
+        "summary": operation.summary,
+        "description": operation.request.__doc__,
         "operationId": f"locus_{name}",
-        "requestBody": {"required": True, "content": _json(request)},
+        "requestBody": {"required": True, "content": _json(operation.request)},
         "responses": {
             "200": {
                 "description": "Answered.",
-                "headers": _DECISION_HEADERS,
-                "content": _json(response),
+                "headers": _DECISION_HEADERS | (_MATCH_HEADER if name == "lookup" else {}),
+                "content": _json(operation.response),
             },
             **{
                 str(status): {
-                    "description": _ERRORS[status],
+                    "description": text,
+                    "headers": _DECISION_HEADERS | _ERROR_HEADERS.get(status, {}),
                     "content": _json(schemas.BridgeError),
                 }
-                for status in errors
+                for status, text in sorted({**_ERRORS, 409: operation.conflicts}.items())
             },
         },
     }

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from app.contract.enums import StateSemanticType
 from app.settings import MAX_QUERY_TOKENS
 
 BRIDGE_SCHEMA = "locus.nexuskv-bridge.v1"
@@ -55,7 +56,8 @@ class QueryIdentity(_Wire):
     namespace: ScopeText
     model: Text
     engine_family: Literal["sglang", "vllm"]
-    semantic_type: Text
+    # Published as the closed list it is; another one is a well-formed body that is not supported.
+    semantic_type: Annotated[Text, Field(json_schema_extra={"enum": sorted(StateSemanticType)})]
     tokens: Annotated[list[Token], Field(max_length=MAX_QUERY_TOKENS)]
 
 

@@ -1,11 +1,11 @@
 """What a signed handle authorises; the bridge seals and opens them, the lifecycle acts on them."""
 
-from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class SourceGrant:
+
+class SourceGrant(msgspec.Struct, frozen=True, gc=False):
     """The right to ask for an estimate of one generation of one state, after a lookup hit."""
 
     tenant: str
@@ -17,8 +17,7 @@ class SourceGrant:
     expires_us: int
 
 
-@dataclass(frozen=True, slots=True)
-class OptionGrant:
+class OptionGrant(msgspec.Struct, frozen=True, gc=False):
     """The right to materialize that state once, into one target, after an estimate."""
 
     option_id: UUID

@@ -8,7 +8,6 @@ import itertools
 import sys
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -18,6 +17,7 @@ import msgspec
 from app.contract.entry import CacheEntry
 from app.contract.enums import MatchClassification, TierKind
 from app.contract.evidence import Evidence
+from app.contract.standing import standing
 from app.index.registered import RegisteredState, ScopeIdentity, StateRow
 from app.index.scopes import TenantHashing
 from nexuskv_core import PrefixIndex
@@ -41,8 +41,7 @@ class Freshness(Enum):
     BEHIND = "behind"
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True, gc=False):
     """A state that covers `matched_tokens` leading tokens of the query."""
 
     state: RegisteredState
@@ -50,8 +49,7 @@ class Candidate:
     matched_tokens: int
 
 
-@dataclass(frozen=True, slots=True)
-class Matches:
+class Matches(msgspec.Struct, frozen=True, gc=False):
     """Candidates best first; `truncated` more were seen and left out (a lower bound)."""
 
     identity_hash: bytes
@@ -100,10 +98,8 @@ class StateIndex:
         tokens.frombytes(row.tokens)
         if sys.byteorder == "big":
             tokens.byteswap()
-        self.remove(*key)
-        number = self._free.pop() if self._free else len(self._slots)
-        if number == len(self._slots):
-            self._slots.append(None)
+        self.remove(*key, state.generation)
+        number = self._free[-1] if self._free else len(self._slots)
         self._core.add(
             self.hashing.scope_key(state.scope),
             tokens,
@@ -113,21 +109,35 @@ class StateIndex:
             partial=state.partial,
             order=state.order,
         )
-        self._slots[number] = state
+        if self._free:
+            self._slots[self._free.pop()] = state
+        else:
+            self._slots.append(state)
         self._numbers[key] = number
         self.revision += 1
         return True
 
-    def remove(self, tenant: str, entry_id: str) -> bool:
-        """False when no such state is in the index."""
-        number = self._numbers.pop((tenant, entry_id), None)
-        if number is None:
+    def remove(self, tenant: str, entry_id: str, generation: int) -> bool:
+        """Takes out the state of this generation, or of an older one.
+
+        False when none is in the index: a newer one stays, whatever came late about an older.
+        """
+        number = self._numbers.get((tenant, entry_id))
+        present = None if number is None else self._slots[number]
+        if number is None or present is None or present.generation > generation:
             return False
+        del self._numbers[tenant, entry_id]
         self._core.remove(number)
         self._slots[number] = None
         self._free.append(number)
         self.revision += 1
         return True
+
+    def clear(self) -> None:
+        """Takes out every state, as before a new load."""
+        self._core = PrefixIndex()
+        self._slots, self._free, self._numbers = [], [], {}
+        self.revision += 1
 
     def get(self, tenant: str, entry_id: str) -> RegisteredState | None:
         number = self._numbers.get((tenant, entry_id))
@@ -202,9 +212,11 @@ def _compatibility_content(entry: CacheEntry, evidence: Evidence | None) -> obje
     """All that a verdict may depend on: not which state it is, nor where it lies."""
     fields = msgspec.structs.asdict(entry)
     del fields["identity"], fields["location"]
+    # Of the identity only what makes the state unusable counts, as an unknown lineage does.
+    unfit = standing(entry)
     if evidence is None:
-        return (fields, None, None)
-    return (fields, evidence.model_identity, evidence.input_semantic_identity)
+        return (fields, unfit, None, None)
+    return (fields, unfit, evidence.model_identity, evidence.input_semantic_identity)
 
 
 def _frame(kind: str, value: object) -> bytes:

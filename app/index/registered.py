@@ -11,8 +11,7 @@ from app.contract.registration import Registration
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
 
 
-@dataclass(frozen=True, slots=True)
-class ScopeIdentity:
+class ScopeIdentity(msgspec.Struct, frozen=True, gc=False):
     """What keeps two states apart before any token is compared."""
 
     tenant: str

@@ -106,8 +106,10 @@ class StateRegistry:
             stored = await state_get(session, state_id)
             if stored is None or (tenants is not None and stored.tenant not in tenants):
                 return False
-            await state_delete(session, state_id, self._clock.now())
-        self._index.remove(stored.tenant, stored.entry_id)
+            deleted = await state_delete(session, state_id, self._clock.now())
+        # A higher generation that was registered meanwhile stays.
+        generation = stored.generation if deleted is None else deleted
+        self._index.remove(stored.tenant, stored.entry_id, generation)
         return True
 
     def _write(self, registration: Registration) -> StateWrite:

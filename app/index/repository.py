@@ -146,7 +146,7 @@ _DELETE = text(
     SET deleted_at = :now, updated_at = :now, body = NULL, tokens = NULL,
         changed_xid = pg_current_xact_id()
     WHERE state_id = :state_id AND deleted_at IS NULL
-    RETURNING state_id
+    RETURNING generation
     """
 )
 _LIVE = text(f"SELECT {_WHOLE} FROM state WHERE deleted_at IS NULL")  # noqa: S608
@@ -193,10 +193,11 @@ async def state_get(session: ReadSession | WriteSession, state_id: UUID) -> Stor
     return None if row is None else StoredState(**row._mapping)  # noqa: SLF001
 
 
-async def state_delete(session: WriteSession, state_id: UUID, now: datetime) -> bool:
-    """Leaves a tombstone; False when there is no live state of that id."""
+async def state_delete(session: WriteSession, state_id: UUID, now: datetime) -> int | None:
+    """Leaves a tombstone, and returns its generation; None when no live state has that id."""
     result = await session.execute(_DELETE, {"state_id": state_id, "now": now})
-    return result.one_or_none() is not None
+    deleted: int | None = result.scalar_one_or_none()
+    return deleted
 
 
 async def states_list(

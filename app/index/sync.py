@@ -89,6 +89,8 @@ class IndexSync:
         count = 0
         async with self._database.read() as session:
             fence = await change_fence(session)
+            # What a load before this one left here may have been deleted before this fence.
+            self._index.clear()
             async for states in states_stream(session, _LOAD_BATCH_ROWS):
                 count += self._apply(states)
                 # Loading must not keep health checks waiting.
@@ -102,6 +104,11 @@ class IndexSync:
         count = 0
         async with self._database.read() as session:
             fence = await change_fence(session)
+            if int(fence) < int(since):
+                # Transaction ids went backwards: this is another cluster, or a restored one.
+                log.warning("index_reload", fence=fence, before=since)
+                self._fence, self._applied = None, {}
+                return 0
             changed = await states_changed_since(session, since)
             wanted = [state for state, xid in changed.items() if self._applied.get(state) != xid]
             for state_ids in _batches(wanted):
@@ -116,15 +123,15 @@ class IndexSync:
             except (ValueError, MemoryError, msgspec.MsgspecError):
                 # One unreadable row must not keep a replica from serving the others.
                 log.exception("state_not_indexed", state_id=str(stored.state_id))
+                # What it superseded can no longer be used: no match is better than a dead one.
+                self._index.remove(stored.tenant, stored.entry_id, stored.generation - 1)
         return len(states)
 
     def _apply_one(self, stored: StoredState) -> None:
         if stored.deleted_at is None:
             self._index.upsert(stored_row(stored))
-            return
-        present = self._index.get(stored.tenant, stored.entry_id)
-        if present is not None and present.generation <= stored.generation:
-            self._index.remove(stored.tenant, stored.entry_id)
+        else:
+            self._index.remove(stored.tenant, stored.entry_id, stored.generation)
 
     async def _run(self) -> None:
         failing = False

@@ -3,12 +3,13 @@
 from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
+
 from app.control.keys import Principal
 from app.errors import NexusError
 
 
-@dataclass(frozen=True, slots=True)
-class Caller:
+class Caller(msgspec.Struct, frozen=True, gc=False):
     """The authenticated caller of one request; `started_us` is a monotonic reading."""
 
     principal: Principal

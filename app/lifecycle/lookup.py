@@ -47,8 +47,7 @@ _EVIDENCE_REASONS: Final = frozenset(
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Hit:
+class Hit(msgspec.Struct, frozen=True, gc=False):
     """The best compatible candidate, and the grant to ask for its estimate."""
 
     candidate: Candidate
@@ -153,15 +152,16 @@ class Lookup:
         if judged.winner is not None:
             self._record(asked, judged, _HIT, None)
             return Hit(judged.winner, self._grant(asked, judged.winner, judged), decision_id)
+        if asked.freshness is not Freshness.CURRENT:
+            # A compatible state may be registered that is not here yet: nothing is said for sure.
+            self._record(asked, judged, _UNKNOWN, f"index_{asked.freshness.value}")
+            return Miss(False, decision_id)
         if excluded:
             self._record(asked, judged, _EXCLUDED, excluded[0].mismatch.reason.value)
             error = _evidence_error(excluded)
             return Refused(error, decision_id) if error else Miss(True, decision_id)
-        if asked.freshness is Freshness.CURRENT:
-            self._record(asked, judged, _MISS, _CACHE_MISS)
-            return Miss(True, decision_id)
-        self._record(asked, judged, _UNKNOWN, f"index_{asked.freshness.value}")
-        return Miss(False, decision_id)
+        self._record(asked, judged, _MISS, _CACHE_MISS)
+        return Miss(True, decision_id)
 
     def _judge(self, query: LookupQuery) -> _Judged:
         limit = self._max_candidates

@@ -3,13 +3,14 @@
 from dataclasses import dataclass
 from uuid import UUID
 
+import msgspec
+
 from app.contract.evidence import QueryEvidence
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.registered import ScopeIdentity
 
 
-@dataclass(frozen=True, slots=True)
-class LookupQuery:
+class LookupQuery(msgspec.Struct, frozen=True, gc=False):
     """What the caller is about to compute. `evidence_number` is equal for equal evidence."""
 
     scope: ScopeIdentity

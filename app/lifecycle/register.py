@@ -6,6 +6,7 @@ from typing import Any, Final
 
 import orjson
 
+from app.contract.findings import pointer_to
 from app.contract.registration import Registration, parse_registration
 from app.control.keys import Principal
 from app.errors import ErrorCode, FieldError, NexusError
@@ -103,7 +104,8 @@ def decode_batch(body: bytes) -> list[object]:
             ErrorCode.UNKNOWN_FIELD,
             "the body holds fields besides entries",
             errors=[
-                FieldError(f"/{name}", ErrorCode.UNKNOWN_FIELD, "is not known") for name in unknown
+                FieldError(pointer_to("", name), ErrorCode.UNKNOWN_FIELD, "is not known")
+                for name in unknown
             ],
         )
     if "entries" not in batch:

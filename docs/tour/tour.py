@@ -1,0 +1,117 @@
+"""The tour of the README: what a Locus client does, with nothing but the standard library.
+
+python3 docs/tour/tour.py [URL] [API_KEY]
+"""
+
+import json
+import sys
+import urllib.request
+from email.message import Message
+from pathlib import Path
+
+URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:9099"
+KEY = sys.argv[2] if len(sys.argv) > 2 else None
+BRIDGE = "locus.nexuskv-bridge.v1"
+
+
+def call(method: str, path: str, body: dict | None = None) -> tuple[dict, Message]:
+    """The decoded answer and its headers."""
+    headers = {"content-type": "application/json"}
+    if KEY:
+        headers["authorization"] = f"Bearer {KEY}"
+    data = json.dumps(body).encode() if body is not None else None
+    request = urllib.request.Request(URL + path, data, headers, method=method)
+    with urllib.request.urlopen(request, timeout=10) as answer:
+        return json.load(answer), answer.headers
+
+
+def show(title: str, **values: object) -> None:
+    print(f"\n{title}")
+    for name, value in values.items():
+        print(f"  {name:<16} {value}")
+
+
+batch = json.loads(Path(__file__).with_name("state.json").read_text())
+state = batch["entries"][0]
+registered, _ = call("POST", "/v1/states", batch)
+show("1. An engine registers a state", **registered["results"][0])
+
+# A prompt that begins with the registered one and goes on.
+identity = state["reuse_key"]["identity"]
+query = {name: value for name, value in identity.items() if name not in ("block_id", "page_id")}
+query["tokens"] = [*identity["tokens"], 900, 901, 902]
+found, headers = call(
+    "POST",
+    "/locus/v1/lookup",
+    {
+        "schema_version": BRIDGE,
+        "nexuskv_schema_version": "nexuskv.contract.v1",
+        "identity": query,
+        "locus_model_identity": state["validation"]["model_identity"],
+        "locus_input_semantic_identity": state["validation"]["input_semantic_identity"],
+        "input_fingerprint": "another prompt",
+    },
+)
+match = found["match_result"]
+entry = match["entry"]
+show(
+    "2. An orchestrator looks up a longer prompt",
+    classification=match["classification"],
+    matched_tokens=f"{match['matched_extent']['units']} of {len(query['tokens'])}",
+    entry_id=entry["identity"]["entry_id"],
+    location=entry["location"]["locator"],
+    decision=headers["X-NexusKV-Decision-Id"],
+)
+
+target = {"target_id": "t-1", "target_engine_id": "engine-1", "target_engine_generation": 1}
+option, headers = call(
+    "POST",
+    "/locus/v1/estimate",
+    {
+        "schema_version": BRIDGE,
+        "source_state": entry["identity"]["entry_id"],
+        "source_handle": match["validation"]["source_handle"],
+        "source_locator": entry["location"]["locator"],
+        "source_tier": entry["location"]["tier"],
+        "target_residency": "node-b",
+        **target,
+    },
+)
+show(
+    "3. What would it cost to bring it to node-b?",
+    locality=option["locality"],
+    path=option["topology_path"],
+    transfer_us=option["estimated_transfer_micros"],
+    option_id=option["option_id"],
+)
+
+done, headers = call(
+    "POST",
+    "/locus/v1/materialize",
+    {
+        "schema_version": BRIDGE,
+        "option_id": option["option_id"],
+        "option_handle": option["option_handle"],
+        "import_id": f"import-of-{option['option_id']}",
+        "sink_namespace": "example.sink.v1",
+        "sink_value": "sink-1",
+        **target,
+    },
+)
+show(
+    "4. Bring it (protocol evidence: nothing is moved yet, and the receipt says so)",
+    receipt=done["receipt"]["value"],
+    evidence=done["evidence"]["level"],
+    verified=done["evidence"]["physical_transfer_verified"],
+    bytes=done["bytes_transferred"],
+)
+
+decision_id = headers["X-NexusKV-Decision-Id"]
+show("5. The history: one decision for each answer, chained", tenant=identity["tenant"])
+while True:
+    history, _ = call("GET", f"/v1/decisions?tenant={identity['tenant']}&page_size=3")
+    # Decisions are stored in batches, a fraction of a second behind the answers.
+    if history["items"] and history["items"][0]["decision_id"] == decision_id:
+        break
+for item in reversed(history["items"]):
+    print(f"  {item['kind']:<12} {item['outcome']:<13} {' > '.join(item['path'])}")

@@ -1,0 +1,69 @@
+"""schemathesis against the whole API: coverage, fuzzing and stateful phases, every check."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.fixtures.service import ServiceProcess
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+DEADLINE_S = 150
+CHECKED_CASES_AT_LEAST = 500
+
+
+@pytest.mark.timeout(DEADLINE_S + 30)
+def test_the_whole_api(service: ServiceProcess, tmp_path: Path) -> None:
+    report_path = tmp_path / "report.json"
+    run = subprocess.run(
+        [
+            str(Path(sys.executable).with_name("schemathesis")),
+            "--config-file",
+            str(HERE / "schemathesis.toml"),
+            "run",
+            f"{service.url}/openapi.json",
+            "--report-json-path",
+            str(report_path),
+        ],
+        env=os.environ
+        | {
+            "NEXUSKV_TEST_KEY": service.admin_key,
+            "SCHEMATHESIS_HOOKS": "tests.api.schemathesis_hooks",
+            "PYTHONPATH": str(ROOT),
+        },
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert run.returncode == 0, run.stdout + run.stderr
+    report: dict[str, Any] = json.loads(report_path.read_text())
+    assert report["complete"]
+    assert report["test_cases"]["generated"] >= CHECKED_CASES_AT_LEAST
+    assert_every_operation_was_reached(service, report)
+    assert "unhandled_error" not in service.log()
+
+
+def assert_every_operation_was_reached(service: ServiceProcess, report: dict[str, Any]) -> None:
+    """A run in which every request was refused would have found nothing, too."""
+    operations = report["operations"]
+    assert operations["tested"] == operations["total"] == operations_in_document(service)
+    # Handles are signed, so a made-up one is a conflict: the handlers below are tested elsewhere.
+    signed = {"POST /locus/v1/estimate", "POST /locus/v1/materialize"}
+    rates = report["valid_rates"]
+    assert set(rates) >= signed
+    for operation, phases in rates.items():
+        reached = "conflicts" if operation in signed else "accepted"
+        assert sum(phase[reached] for phase in phases.values()), operation
+
+
+def operations_in_document(service: ServiceProcess) -> int:
+    with service.client() as client:
+        paths = client.get("/openapi.json").raise_for_status().json()["paths"]
+    return sum(len(item) for item in paths.values())
