@@ -3,8 +3,10 @@
 import os
 import time
 from datetime import UTC, datetime
-from typing import Protocol
+from typing import Final, Protocol
 from uuid import UUID
+
+from asyncpg.pgproto.pgproto import UUID as FastUUID  # noqa: N811 - a class, not a constant
 
 
 class Clock(Protocol):
@@ -43,8 +45,18 @@ class IdSource(Protocol):
         """`count` cryptographically strong random bytes."""
 
 
+_RANDOM_BITS: Final = (1 << 80) - 1
+# Bits 76 to 79 are the version, 62 and 63 the variant (RFC 9562); the rest of the low 80 is random.
+_VERSION_AND_VARIANT: Final = (0x7 << 76) | (0b10 << 62)
+_RANDOM_MASK: Final = _RANDOM_BITS ^ ((0xF << 76) | (0b11 << 62))
+
+
 class SystemIds:
-    """uuidv7 whose randomness is drawn from the kernel in blocks, to spare a call per id."""
+    """uuidv7 whose randomness is drawn from the kernel in blocks, to spare a call per id.
+
+    They are of the database driver's UUID class, a `uuid.UUID` implemented in C: making one and
+    writing it out is ten times faster, and it is what reading a row gives anyway.
+    """
 
     _POOL_BYTES = 4096
     _ID_BYTES = 10
@@ -56,16 +68,16 @@ class SystemIds:
 
     def uuid7(self) -> UUID:
         offset = self._offset
-        if offset + self._ID_BYTES > len(self._pool) or self._pid != os.getpid():
+        end = offset + self._ID_BYTES
+        if end > len(self._pool) or self._pid != os.getpid():
             self._pool = os.urandom(self._POOL_BYTES)
             self._pid = os.getpid()
-            offset = 0
-        self._offset = offset + self._ID_BYTES
-        rand = int.from_bytes(self._pool[offset : offset + self._ID_BYTES], "big")
-        ms = time.time_ns() // 1_000_000
-        rand_a = (rand >> 62) & 0xFFF
-        rand_b = rand & 0x3FFF_FFFF_FFFF_FFFF
-        return UUID(int=(ms << 80) | (0x7 << 76) | (rand_a << 64) | (0b10 << 62) | rand_b)
+            offset, end = 0, self._ID_BYTES
+        self._offset = end
+        random = int.from_bytes(self._pool[offset:end], "big") & _RANDOM_MASK
+        value = (time.time_ns() // 1_000_000) << 80 | _VERSION_AND_VARIANT | random
+        made: UUID = FastUUID(value.to_bytes(16, "big"))
+        return made
 
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)

@@ -24,6 +24,7 @@ _SECRET_NAMES = frozenset(
 _SECRET_ENDINGS = ("_handle", "_key", "_password", "_secret", "_token", "_tokens")
 _SECRET_TEXT: tuple[tuple[re.Pattern[str], str], ...] = (
     (re.compile(r"nkv_([0-9a-z]{1,32})_[0-9A-Za-z]+"), rf"nkv_\1_{MASK}"),
+    (re.compile(r"\b(nkv[so]1\.)[0-9A-Za-z_-]+"), rf"\1{MASK}"),
     (re.compile(r"(?i)\b(bearer\s+)(?!nkv_)[^\s\"',]+"), rf"\1{MASK}"),
     (re.compile(r"(?i)(postgres(?:ql)?(?:\+\w+)?://[^\s:/@]*):[^\s]*@"), rf"\1:{MASK}@"),
     (re.compile(r"(?i)(\bpassword=)[^\s&\"']+"), rf"\1{MASK}"),

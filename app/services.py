@@ -191,8 +191,12 @@ class Services:
         keep = timedelta(seconds=self.settings.consumed_retention_s)
         while True:
             try:
-                async with self.database.write() as session:
-                    await claims_forget(session, self.clock.now() - keep, _CLAIM_BATCH_ROWS)
+                forgotten = _CLAIM_BATCH_ROWS
+                while forgotten == _CLAIM_BATCH_ROWS:
+                    async with self.database.write() as session:
+                        forgotten = await claims_forget(
+                            session, self.clock.now() - keep, _CLAIM_BATCH_ROWS
+                        )
             except Exception as error:  # noqa: BLE001 - old claims are clutter, not a fault
                 log.warning("claims_not_forgotten", cause=_cause(error))
             await asyncio.sleep(_CLAIM_INTERVAL_S)

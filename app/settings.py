@@ -1,6 +1,5 @@
 """Every limit and knob of a process, read once from the environment and the command line."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,12 +14,11 @@ DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What one API process runs with; `from_env` reads it, the CLI overrides single fields."""
+    """What one API process runs with."""
 
     database_url: str
     handle_secret: str
     policy_file: Path = DEFAULT_POLICY_FILE
-    fixtures: tuple[Path, ...] = ()
     keyless_loopback: bool = False
     log_level: str = "info"
     pool_connections: int = 10
@@ -37,15 +35,3 @@ class Settings:
     drain_s: float = 15.0
     decision_queue_rows: int = 200_000
     decision_queue_bytes: int = 256 * 1024 * 1024
-
-    @staticmethod
-    def handle_secret_from(env: Mapping[str, str]) -> str | None:
-        """The signing secret of `NEXUSKV_HANDLE_SECRET` or of `NEXUSKV_HANDLE_SECRET_FILE`.
-
-        None when neither is set. Raises OSError when the file cannot be read.
-        """
-        if secret := env.get("NEXUSKV_HANDLE_SECRET"):
-            return secret
-        if path := env.get("NEXUSKV_HANDLE_SECRET_FILE"):
-            return Path(path).read_text(encoding="utf-8")
-        return None

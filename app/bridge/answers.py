@@ -6,7 +6,6 @@ import msgspec
 
 from app.bridge.handles import option_id_text
 from app.bridge.schemas import BRIDGE_SCHEMA, NEXUSKV_SCHEMA
-from app.contract.evidence import InputSemanticIdentity, ModelIdentity
 from app.execution.receipt import Receipt
 from app.index.matcher import Candidate
 from app.lifecycle.estimate import Priced
@@ -26,13 +25,12 @@ _COMPATIBLE: Final = (
 def lookup_answer(
     candidate: Candidate,
     tokens: list[int],
-    model_identity: ModelIdentity,
-    input_semantic_identity: InputSemanticIdentity,
+    evidence_echo: bytes,
     source_handle: str,
 ) -> bytes:
     """A hit. Only the matched tokens are in it: a partial hit reveals nothing of another prompt.
 
-    The identities were compared and found equal, so the query's are the registered ones.
+    `evidence_echo` is the beginning of `validation`, up to the source handle's text.
     """
     matched_tokens = candidate.matched_tokens
     matched = tokens if len(tokens) == matched_tokens else tokens[:matched_tokens]
@@ -49,11 +47,8 @@ def lookup_answer(
             _encode(matched)[1:-1],
             state.answer.after_tokens,
             _COMPATIBLE,
-            b',"validation":{"model_identity":',
-            _encode(model_identity),
-            b',"input_semantic_identity":',
-            _encode(input_semantic_identity),
-            b',"source_handle":"',
+            b',"validation":',
+            evidence_echo,
             source_handle.encode(),
             b'"}}}',
         )

@@ -144,13 +144,7 @@ class Bridge:
             self._metrics.count_lookup("hit")
             handle = self._handles.seal_source(answer.grant)
             return Reply(
-                lookup_answer(
-                    answer.candidate,
-                    identity.tokens,
-                    evidence.model_identity,
-                    evidence.input_semantic_identity,
-                    handle,
-                ),
+                lookup_answer(answer.candidate, identity.tokens, request.evidence_echo, handle),
                 answer.decision_id,
             )
         if isinstance(answer, Refused):

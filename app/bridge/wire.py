@@ -1,7 +1,7 @@
 """Bodies of the bridge, decoded once.
 
 The fast path is msgspec with the same constraints as `app.bridge.schemas`. Whatever it refuses,
-and every body with a unicode escape (where a U+0000 could hide), is judged by the pydantic model,
+and every body with an escape (where a U+0000 could hide), is judged by the pydantic model,
 which also names the fault. The evidence objects repeat from request to request, so they are kept
 by their raw bytes and decoded only when new.
 """
@@ -76,6 +76,7 @@ class _EvidencePair(msgspec.Struct, frozen=True):
     number: int
     model_identity: ModelIdentity
     input_semantic_identity: InputSemanticIdentity
+    echo: bytes
 
 
 class QueryEvidenceCache:
@@ -95,19 +96,28 @@ class QueryEvidenceCache:
         key = b"\x00".join((model, semantic))
         found = self._pairs.get(key)
         if found is None:
-            found = _EvidencePair(
-                next(self._numbers), self._model.decode(model), self._input.decode(semantic)
-            )
+            identities = self._model.decode(model), self._input.decode(semantic)
+            found = _EvidencePair(next(self._numbers), *identities, _echo(*identities))
             if len(self._pairs) >= _EVIDENCE_CACHE_ENTRIES:
                 self._pairs.clear()
             self._pairs[key] = found
         return found
 
 
+def _echo(model: ModelIdentity, semantic: InputSemanticIdentity) -> bytes:
+    """What was compared and found equal is what was registered: the query's own identities."""
+    return b'{"model_identity":%b,"input_semantic_identity":%b,"source_handle":"' % (
+        msgspec.json.encode(model),
+        msgspec.json.encode(semantic),
+    )
+
+
 class DecodedLookup(msgspec.Struct, frozen=True, gc=False):
     identity: QueryIdentity
     evidence: QueryEvidence
     evidence_number: int
+    # Both identities as an answer's `validation` begins with them; see `app.bridge.answers`.
+    evidence_echo: bytes
 
 
 class BridgeDecoder:
@@ -136,11 +146,11 @@ class BridgeDecoder:
         evidence = QueryEvidence(
             pair.model_identity, pair.input_semantic_identity, request.input_fingerprint
         )
-        return DecodedLookup(request.identity, evidence, pair.number)
+        return DecodedLookup(request.identity, evidence, pair.number, pair.echo)
 
 
 def _decode(body: bytes, fast: Callable[[bytes], _T], model: type[BaseModel]) -> _T:
-    if b"\\u" not in body:
+    if b"\\" not in body:
         try:
             return fast(body)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):

@@ -2,6 +2,7 @@
 
 import os
 import stat
+from collections.abc import Mapping
 from pathlib import Path
 
 _MODE = 0o600
@@ -29,6 +30,22 @@ def read_secret(path: Path) -> str | None:
         if mode & 0o077:
             raise SecretFileError(f"others may read {path}; run `chmod 600 {path}`")
         return file.read().strip()
+
+
+def given_handle_secret(env: Mapping[str, str]) -> str | None:
+    """The signing secret of `NEXUSKV_HANDLE_SECRET` or of `NEXUSKV_HANDLE_SECRET_FILE`.
+
+    None when neither is set. Raises SecretFileError when the file is absent, or others may read it.
+    """
+    if secret := env.get("NEXUSKV_HANDLE_SECRET"):
+        return secret
+    if name := env.get("NEXUSKV_HANDLE_SECRET_FILE"):
+        # Orchestrators mount secrets as links to the file of the current version.
+        secret = read_secret(Path(name).resolve())
+        if secret is None:
+            raise SecretFileError(f"NEXUSKV_HANDLE_SECRET_FILE: there is no file {name}")
+        return secret
+    return None
 
 
 def write_secret(path: Path, content: str) -> None:

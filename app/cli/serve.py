@@ -4,6 +4,7 @@ import os
 
 from rich.console import Console
 
+from app.cli.inputs import check_policy, clear_ready_file, read_fixtures
 from app.cli.options import (
     LISTEN_DEFAULT,
     POLICY_DEFAULT,
@@ -16,7 +17,8 @@ from app.cli.options import (
     failure,
     required_url,
 )
-from app.cli.server import ListenError, Listening, ServerRun, bind
+from app.cli.secret_files import given_handle_secret
+from app.cli.server import Listening, ServerRun, bind
 from app.errors import NexusError
 from app.logging import configure_logging
 from app.settings import Settings
@@ -45,7 +47,7 @@ def serve_command(
     url = required_url(database_url)
     try:
         configure_logging(log_level)
-        secret = Settings.handle_secret_from(os.environ)
+        secret = given_handle_secret(os.environ)
         if secret is None:
             raise failure(
                 "no handle secret: set NEXUSKV_HANDLE_SECRET (`openssl rand -hex 32` makes one), "
@@ -56,9 +58,13 @@ def serve_command(
             database_url=url,
             handle_secret=secret,
             policy_file=policy,
-            fixtures=tuple(fixture or ()),
             log_level=log_level,
         )
-        _Serve(settings, bind(listen), ready_file=ready_file).run()
-    except (NexusError, ListenError, OSError, ValueError) as error:
+        check_policy(policy)
+        states = read_fixtures(fixture or ())
+        if ready_file is not None:
+            clear_ready_file(ready_file)
+        with bind(listen) as bound:
+            _Serve(settings, bound, fixtures=states, ready_file=ready_file).run()
+    except (NexusError, OSError, ValueError) as error:
         raise failure(error.message if isinstance(error, NexusError) else str(error)) from None

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -14,12 +14,14 @@ from pathlib import Path
 from types import FrameType
 from typing import Final
 
+import structlog
 import uvicorn
 import uvloop
 
-from app.bridge.fixture import load_fixture
 from app.bridge.http import BridgeHttpProtocol
 from app.bridge.schemas import BRIDGE_SCHEMA
+from app.contract.registration import Registration
+from app.index.registry import RegisterStatus
 from app.main import NexusApp, create_app
 from app.services import Services
 from app.settings import Settings
@@ -30,6 +32,7 @@ _GRACEFUL_S: Final = 10
 _EVIDENCE_LEVEL: Final = "protocol"
 # Requests make many short-lived objects and no cycles; collecting every 700 of them is waste.
 _GC_THRESHOLDS: Final = (50_000, 20, 50)
+log = structlog.get_logger("nexuskv.server")
 
 
 class ListenError(ValueError):
@@ -54,9 +57,13 @@ def bind(listen: str) -> socket.socket:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]
         bound = socket.socket(family, kind, protocol)
-        bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        bound.bind(address)
-        bound.listen(_BACKLOG)
+        try:
+            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            bound.bind(address)
+            bound.listen(_BACKLOG)
+        except OSError:
+            bound.close()
+            raise
     except OSError as error:
         raise ListenError(f"cannot listen on {listen}: {error.strerror or error}") from error
     return bound
@@ -80,19 +87,26 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        before = {
-            number: signal.signal(number, self.handle_exit)
-            for number in (signal.SIGINT, signal.SIGTERM)
-        }
-        try:
+        with handled(self.handle_exit):
             yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         self._services.draining = True
         super().handle_exit(sig, frame)
+
+
+@contextmanager
+def handled(handler: Callable[[int, FrameType | None], object]) -> Generator[None, None, None]:
+    """Gives `handler` every signal that ends a run: a terminal that closes too, unless nohup."""
+    ending = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+        ending.append(signal.SIGHUP)
+    before = {number: signal.signal(number, handler) for number in ending}
+    try:
+        yield
+    finally:
+        for number, found in before.items():
+            signal.signal(number, found)
 
 
 class ServerRun:
@@ -103,11 +117,13 @@ class ServerRun:
         settings: Settings,
         bound: socket.socket,
         *,
+        fixtures: Sequence[Sequence[Registration]] = (),
         ready_file: Path | None,
         admin_key_file: Path | None = None,
     ) -> None:
         self.settings = settings
         self._bound = bound
+        self._fixtures = fixtures
         self._ready_file = ready_file
         self._listening = Listening(base_url(bound), admin_key_file)
         self._failure: Exception | None = None
@@ -115,7 +131,7 @@ class ServerRun:
     def run(self) -> None:
         """Serves until SIGINT or SIGTERM; drains, then returns.
 
-        Raises what a fixture or the policy was refused for.
+        Raises what kept a fixture from being registered.
         """
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
             runner.run(self._serve())
@@ -153,8 +169,8 @@ class ServerRun:
         services: Services = app.state.services
         try:
             await services.loaded.wait()
-            for path in self.settings.fixtures:
-                await services.registry.register(load_fixture(path))
+            for states in self._fixtures:
+                await _register(services, states)
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
@@ -164,6 +180,19 @@ class ServerRun:
         except Exception as error:  # noqa: BLE001 - raised again by run(), after a clean end
             self._failure = error
             server.should_exit = True
+
+
+async def _register(services: Services, states: Sequence[Registration]) -> None:
+    """A stored state of a higher generation, or other content, stays; the log says so."""
+    results = await services.registry.register(states)
+    for state, result in zip(states, results, strict=True):
+        if result.status is RegisterStatus.CONFLICT:
+            log.warning(
+                "fixture_state_not_registered",
+                entry_id=state.entry.identity.entry_id,
+                generation=state.entry.identity.version.generation,
+                stored_generation=result.generation,
+            )
 
 
 def write_ready_file(path: Path, listening: Listening) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import signal
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Annotated, Final
 import typer
 from rich.console import Console
 
+from app.cli.inputs import check_policy, clear_ready_file, read_fixtures
 from app.cli.options import (
     LISTEN_DEFAULT,
     POLICY_DEFAULT,
@@ -20,8 +22,8 @@ from app.cli.options import (
     ReadyFile,
     failure,
 )
-from app.cli.secret_files import read_secret, write_secret
-from app.cli.server import ListenError, Listening, ServerRun, bind, is_loopback
+from app.cli.secret_files import given_handle_secret, read_secret, write_secret
+from app.cli.server import Listening, ServerRun, bind, handled, is_loopback
 from app.clock import SystemClock, SystemIds
 from app.control.issue import issue_key
 from app.control.keys import ALL_TENANTS, Scope, digest
@@ -31,7 +33,7 @@ from app.db.migrate import SchemaAheadError, upgrade
 from app.db.session import Database
 from app.decisions.partitions import ensure_partitions
 from app.errors import NexusError
-from app.logging import configure_logging
+from app.logging import configure_logging, mask_text
 from app.settings import Settings
 
 _ADMIN_KEY_FILE: Final = "admin.key"
@@ -50,7 +52,7 @@ class _Up(ServerRun):
         say(f"\n[bold]NexusKV is up:[/bold] {url}")
         say(f"  first admin key   {key_file}  (mode 0600)")
         say(f"  API documentation {url}/docs")
-        say(f"  database          {self.settings.database_url}", markup=False)
+        say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
         if self.keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
@@ -85,30 +87,34 @@ def up_command(
     try:
         configure_logging(log_level)
         # Before anything slow or lasting: a taken port must not cost a database start.
-        bound = bind(listen)
-        keyless = is_loopback(bound) and not require_key
+        check_policy(policy)
+        states = read_fixtures(fixture or ())
+        if ready_file is not None:
+            clear_ready_file(ready_file)
         home = (data_dir or default_data_dir()).absolute()
-        make_data_dir(home)
-        with _postgres(home) as url:
-            asyncio.run(_prepare(url))
-            run = _Up(
-                Settings(
-                    database_url=url,
-                    handle_secret=_handle_secret(home),
-                    policy_file=policy,
-                    fixtures=tuple(fixture or ()),
-                    keyless_loopback=keyless,
-                    log_level=log_level,
-                ),
-                bound,
-                ready_file=ready_file,
-                admin_key_file=asyncio.run(_first_key(url, home)),
-            )
-            run.keyless = keyless
-            run.run()
+        # Until the server takes them over, all signals end this as Ctrl-C does: Postgres included.
+        with handled(signal.default_int_handler), bind(listen) as bound:
+            make_data_dir(home)
+            with _postgres(home) as url:
+                asyncio.run(_prepare(url))
+                keyless = is_loopback(bound) and not require_key
+                run = _Up(
+                    Settings(
+                        database_url=url,
+                        handle_secret=_handle_secret(home),
+                        policy_file=policy,
+                        keyless_loopback=keyless,
+                        log_level=log_level,
+                    ),
+                    bound,
+                    fixtures=states,
+                    ready_file=ready_file,
+                    admin_key_file=asyncio.run(_first_key(url, home)),
+                )
+                run.keyless = keyless
+                run.run()
     except (
         NexusError,
-        ListenError,
         PostgresStartError,
         SchemaAheadError,
         OSError,
@@ -138,7 +144,7 @@ async def _prepare(url: str) -> None:
 
 
 def _handle_secret(home: Path) -> str:
-    if given := Settings.handle_secret_from(os.environ):
+    if given := given_handle_secret(os.environ):
         return given
     path = home / _HANDLE_FILE
     secret = read_secret(path)

@@ -7,7 +7,7 @@ Tuples rather than structs: COPY takes tuples, so a row needs no conversion on i
 
 from datetime import datetime
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 from uuid import UUID
 
 # Version of the document in `Decision.inputs`; raise it whenever its fields change meaning.
@@ -101,6 +101,13 @@ class Outcome(NamedTuple):
     bytes_transferred: int | None
     physical: bool
     detail: str
+
+
+class PendingDecision(Protocol):
+    """What is known of a decision whose row is made only when its batch is stored."""
+
+    def decision(self) -> Decision:
+        """The row; asked for once."""
 
 
 DECISION_COLUMNS = (*Decision._fields, "writer_id", "writer_seq")

@@ -17,7 +17,13 @@ import structlog
 
 from app.db.session import Database, NoPartitionError
 from app.decisions.partitions import ensure_day
-from app.decisions.record import DECISION_COLUMNS, OUTCOME_COLUMNS, Decision, Outcome
+from app.decisions.record import (
+    DECISION_COLUMNS,
+    OUTCOME_COLUMNS,
+    Decision,
+    Outcome,
+    PendingDecision,
+)
 from app.decisions.repository import DecisionRepository
 
 log = structlog.get_logger(__name__)
@@ -32,7 +38,9 @@ _LOGGED_ROWS_PER_FLIGHT = 5
 
 # A row on its way: its number in the writer's sequence, its approximate bytes, and itself. A plain
 # tuple, because making any other kind would be a third of what recording costs.
-Queued: TypeAlias = tuple[int, int, Decision | Outcome]
+Waiting: TypeAlias = tuple[int, int, Decision | Outcome | PendingDecision]
+Queued: TypeAlias = tuple[int, int, Decision | Outcome | None]
+Row: TypeAlias = tuple[int, int, Decision | Outcome]
 
 
 class Table(NamedTuple):
@@ -48,22 +56,26 @@ class Flight:
     """The rows of one batch that are neither stored nor given up, by table."""
 
     def __init__(self, rows: Iterable[Queued]) -> None:
-        decisions: list[Queued] = []
-        outcomes: list[Queued] = []
-        for queued in rows:
-            (decisions if type(queued[2]) is Decision else outcomes).append(queued)
-        self._open = {DECISIONS: decisions, OUTCOMES: outcomes}
-        self.rows = self.open_rows
+        decisions: list[Row] = []
+        outcomes: list[Row] = []
         self.given_up = 0
+        for seq, row_bytes, row in rows:
+            if row is None:
+                self.given_up += 1
+            else:
+                table = decisions if type(row) is Decision else outcomes
+                table.append((seq, row_bytes, row))
+        self._open = {DECISIONS: decisions, OUTCOMES: outcomes}
+        self.rows = self.open_rows + self.given_up
 
     @property
     def open_rows(self) -> int:
         return sum(map(len, self._open.values()))
 
-    def of_table(self, table: Table) -> list[Queued]:
+    def of_table(self, table: Table) -> list[Row]:
         return self._open[table]
 
-    def settle(self, table: Table, rows: Sequence[Queued]) -> None:
+    def settle(self, table: Table, rows: Sequence[Row]) -> None:
         """Take out `rows`, all of which are open."""
         before = self._open[table]
         settled = {seq for seq, _, _ in rows} if len(rows) < len(before) else None
@@ -88,7 +100,7 @@ class BatchStore:
             if rows := flight.of_table(table):
                 await self._put(flight, table, rows)
 
-    async def _put(self, flight: Flight, table: Table, rows: Sequence[Queued]) -> None:
+    async def _put(self, flight: Flight, table: Table, rows: Sequence[Row]) -> None:
         try:
             await self._copy(table, rows)
         except asyncpg.UniqueViolationError as error:
@@ -105,7 +117,7 @@ class BatchStore:
         else:
             flight.settle(table, rows)
 
-    async def _copy(self, table: Table, rows: Sequence[Queued]) -> None:
+    async def _copy(self, table: Table, rows: Sequence[Row]) -> None:
         try:
             await self._database.copy_rows(table.name, table.columns, self._records(rows))
         except NoPartitionError:
@@ -113,12 +125,12 @@ class BatchStore:
                 await ensure_day(self._database, day)
             await self._database.copy_rows(table.name, table.columns, self._records(rows))
 
-    def _records(self, rows: Sequence[Queued]) -> list[tuple[Any, ...]]:
+    def _records(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
         writer_id = self._writer_id
         return [(*row, writer_id, seq) for seq, _, row in rows]
 
     async def _halve(
-        self, flight: Flight, table: Table, rows: Sequence[Queued], error: Exception
+        self, flight: Flight, table: Table, rows: Sequence[Row], error: Exception
     ) -> None:
         if len(rows) > 1:
             middle = len(rows) // 2
@@ -137,9 +149,7 @@ class BatchStore:
             error=type(error).__name__,
         )
 
-    async def _without_stored(
-        self, flight: Flight, table: Table, rows: Sequence[Queued]
-    ) -> list[Queued]:
+    async def _without_stored(self, flight: Flight, table: Table, rows: Sequence[Row]) -> list[Row]:
         keys = [(row[0], row.created_at) for _, _, row in rows]
         async with self._database.read() as session:
             repository = DecisionRepository(session)

@@ -18,14 +18,17 @@ import structlog
 
 from app.clock import Clock, IdSource
 from app.db.session import Database
-from app.decisions.record import Decision, Outcome
-from app.decisions.store import BatchStore, Flight, Queued
+from app.decisions.record import Decision, Outcome, PendingDecision
+from app.decisions.store import BatchStore, Flight, Queued, Waiting
 from app.errors import NexusError
 
 log = structlog.get_logger(__name__)
 
 # A row's tuple, ids, dates and short strings, as CPython holds them.
 _ROW_BASE_BYTES = 1024
+# An observation and what it refers to that nothing else does.
+_DEFERRED_BYTES = 2048
+_ROWS_AT_A_TIME = 64
 _LOSS_LOG_INTERVAL_US = 10_000_000
 
 
@@ -33,6 +36,8 @@ class DecisionSink(Protocol):
     """Where the pipeline leaves what it decided. Neither call blocks, waits or raises."""
 
     def record(self, decision: Decision) -> None: ...
+
+    def defer(self, pending: PendingDecision) -> None: ...
 
     def record_outcome(self, outcome: Outcome) -> None: ...
 
@@ -88,7 +93,7 @@ class DecisionWriter:
         # Passing this length wakes the task; above it, the task goes on by itself.
         self._wake_at = self._batch_rows - 1
         self._store = BatchStore(database, self.writer_id)
-        self._queue: deque[Queued] = deque()
+        self._queue: deque[Waiting] = deque()
         self._queue_bytes = 0
         self._seq = 0
         self._closed = False
@@ -147,11 +152,15 @@ class DecisionWriter:
             + len(decision.estimate or ""),
         )
 
+    def defer(self, pending: PendingDecision) -> None:
+        """Queue a decision whose row is made when its batch is stored."""
+        self._append(pending, _DEFERRED_BYTES)
+
     def record_outcome(self, outcome: Outcome) -> None:
         """Queue an outcome for storage; its decision was recorded before."""
         self._append(outcome, _ROW_BASE_BYTES + len(outcome.detail))
 
-    def _append(self, row: Decision | Outcome, row_bytes: int) -> None:
+    def _append(self, row: Decision | Outcome | PendingDecision, row_bytes: int) -> None:
         self._seq = seq = self._seq + 1
         waiting = len(self._queue)
         queue_bytes = self._queue_bytes + row_bytes
@@ -210,19 +219,38 @@ class DecisionWriter:
         while not self._closed or self._queue:
             await _pause(self._wake, self._limits.flush_interval_s)
             if self._queue:
-                await self._fly(Flight(self._next_batch()))
+                await self._fly(Flight(await self._made_rows(list(self._next_batch()))))
             self._release_waiters()
             if self._must_go_on():
                 self._wake.set()
             self._log_losses(now_us=self._clock.monotonic_us())
 
-    def _next_batch(self) -> Iterator[Queued]:
+    def _next_batch(self) -> Iterator[Waiting]:
         room_bytes = self._limits.batch_bytes
         for queued in islice(self._queue, self._batch_rows):
             yield queued
             room_bytes -= queued[1]
             if room_bytes <= 0:
                 return
+
+    async def _made_rows(self, batch: list[Waiting]) -> list[Queued]:
+        """The batch with the rows of deferred decisions made, a few at a time: requests go on.
+
+        A row that cannot be made is None, and given up: it must not hold up the others.
+        """
+        made: list[Queued] = []
+        for position, (seq, row_bytes, row) in enumerate(batch, start=1):
+            if isinstance(row, (Decision, Outcome)):
+                made.append((seq, row_bytes, row))
+                continue
+            try:
+                made.append((seq, row_bytes, row.decision()))
+            except Exception:
+                log.exception("decision_row_not_made", writer_seq=seq)
+                made.append((seq, row_bytes, None))
+            if position % _ROWS_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        return made
 
     def _must_go_on(self) -> bool:
         """Whether rows are left that should not wait for the interval."""

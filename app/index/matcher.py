@@ -7,7 +7,6 @@ state each number is. Lookups change nothing.
 import itertools
 import sys
 from array import array
-from collections.abc import Sequence
 from enum import Enum
 from hashlib import blake2b
 from typing import Final
@@ -50,10 +49,13 @@ class Candidate(msgspec.Struct, frozen=True, gc=False):
 
 
 class Matches(msgspec.Struct, frozen=True, gc=False):
-    """Candidates best first; `truncated` more were seen and left out (a lower bound)."""
+    """Candidates best first; `truncated` more were seen and left out (a lower bound).
 
-    identity_hash: bytes
-    candidates: Sequence[Candidate]
+    `identity_hash` is None where nothing was asked of the index.
+    """
+
+    identity_hash: bytes | None
+    candidates: list[Candidate]
     truncated: int
 
 

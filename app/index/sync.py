@@ -143,7 +143,8 @@ class IndexSync:
                     log.warning("index_sync_failed", code=error.code.value, cause=error.internal)
                 failing = True
             except Exception:
-                log.exception("index_sync_failed")
+                if not failing:
+                    log.exception("index_sync_failed")
                 failing = True
             else:
                 if failing:

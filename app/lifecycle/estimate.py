@@ -67,10 +67,14 @@ class Estimate:
                 raise _handle_mismatch()
             attempt.stored = stored
             _check_source(query, stored)
+            priced = self._price(query, attempt, grant, stored)
         except NexusError as error:
             self._observer.refused(attempt, error, _PATH_REFUSED)
             return Refused(error, attempt.decision_id)
-        return self._price(query, attempt, grant, stored)
+        except Exception as error:
+            self._observer.failed(attempt, error, _PATH_REFUSED)
+            raise
+        return priced
 
     def _honoured(self, query: EstimateQuery, attempt: Attempt) -> SourceGrant:
         grant = query.grant

@@ -6,7 +6,7 @@ from a replica's memory because estimate and materialize check Postgres again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Final, NamedTuple
+from typing import Final
 from uuid import UUID
 
 import msgspec
@@ -20,24 +20,22 @@ from app.contract.enums import (
     StateSemanticType,
 )
 from app.contract.transitions import LifecycleState, path
-from app.decisions.record import INPUTS_VERSION, Decision, DecisionKind, DecisionOutcome
+from app.decisions.record import DecisionOutcome
 from app.decisions.writer import DecisionSink
 from app.errors import ErrorCode, NexusError
 from app.execution.grants import SourceGrant
 from app.index.matcher import Candidate, Freshness, Matches, StateIndex
-from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
+from app.lifecycle.lookup_record import End, Exclusion, LookupObservation, LookupRecorder
 from app.lifecycle.queries import LookupQuery
-from app.policy.document import ExecutionPolicy, advisory_mismatches
+from app.policy.document import ExecutionPolicy
 
 _SEMANTIC_TYPES: Final = frozenset(StateSemanticType)
 _VERDICT_CACHE_ENTRIES: Final = 65_536
-_INPUTS_CACHE_ENTRIES: Final = 4_096
-_CACHE_MISS: Final = FallbackReason.CACHE_MISS.value
 # When every candidate of a page is excluded the search widens, up to this many.
 _MAX_CANDIDATES: Final = 4_096
-_MAX_RECORDED_EXCLUSIONS: Final = 32
 _US_PER_S: Final = 1_000_000
+_CACHE_MISS: Final = FallbackReason.CACHE_MISS.value
 _EVIDENCE_REASONS: Final = frozenset(
     {
         ExclusionReason.EVIDENCE_MISSING,
@@ -45,6 +43,16 @@ _EVIDENCE_REASONS: Final = frozenset(
         ExclusionReason.FINGERPRINT_MISMATCH,
     }
 )
+
+_S = LifecycleState
+_HIT: Final = End(DecisionOutcome.HIT, list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED)))
+_NO_MATCH: Final = list(path(_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED))
+_MISS: Final = End(DecisionOutcome.MISS, _NO_MATCH)
+_UNKNOWN: Final = End(DecisionOutcome.UNKNOWN, _NO_MATCH)
+_EXCLUDED: Final = End(
+    DecisionOutcome.EXCLUDED, list(path(_S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED))
+)
+_REJECTED: Final = End(DecisionOutcome.REJECTED, list(path(_S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)))
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -63,24 +71,7 @@ class Miss:
     decision_id: UUID
 
 
-@dataclass(frozen=True, slots=True)
-class Exclusion:
-    """A candidate that covers the query and may not be used, and why."""
-
-    candidate: Candidate
-    mismatch: Mismatch
-
-
-class _Asked(NamedTuple):
-    """One lookup on its way through the steps."""
-
-    decision_id: UUID
-    query: LookupQuery
-    caller: Caller
-    freshness: Freshness
-
-
-class _Judged(NamedTuple):
+class _Judged(msgspec.Struct, frozen=True, gc=False):
     """Candidates looked at: those excluded before the winner, and the winner if there is one."""
 
     matches: Matches
@@ -88,22 +79,7 @@ class _Judged(NamedTuple):
     excluded: list[Exclusion]
 
 
-class _End(NamedTuple):
-    """How a lookup ends, and the states it went through to get there."""
-
-    outcome: DecisionOutcome
-    path: list[str]
-
-
-_S = LifecycleState
-_HIT: Final = _End(DecisionOutcome.HIT, list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED)))
-_NO_MATCH: Final = list(path(_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED))
-_MISS: Final = _End(DecisionOutcome.MISS, _NO_MATCH)
-_UNKNOWN: Final = _End(DecisionOutcome.UNKNOWN, _NO_MATCH)
-_EXCLUDED: Final = _End(
-    DecisionOutcome.EXCLUDED, list(path(_S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED))
-)
-_REJECTED: Final = _End(DecisionOutcome.REJECTED, list(path(_S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)))
+_NOT_JUDGED: Final = _Judged(Matches(None, [], 0), None, [])
 
 
 class Lookup:
@@ -122,13 +98,12 @@ class Lookup:
     ) -> None:
         self._index = index
         self._sink = sink
-        self._policy = policy
         self._clock = clock
         self._ids = ids
         self._max_candidates = max_candidates
         self._ttl_us = round(source_handle_ttl_s * _US_PER_S)
+        self._recorder = LookupRecorder(index.hashing, policy, max_candidates=max_candidates)
         self._verdicts: dict[tuple[int, int], Compatible | Mismatch] = {}
-        self._inputs: dict[tuple[ScopeIdentity, int], str] = {}
 
     def run(self, query: LookupQuery, caller: Caller, freshness: Freshness) -> Hit | Miss | Refused:
         """Exactly one decision is recorded, unless the key lacks the tenant: then none."""
@@ -137,31 +112,22 @@ class Lookup:
             return Refused(
                 NexusError(ErrorCode.TENANT_FORBIDDEN, "this key may not act for that tenant"), None
             )
-        asked = _Asked(self._ids.uuid7(), query, caller, freshness)
+        decision_id = self._ids.uuid7()
         if query.scope.semantic_type not in _SEMANTIC_TYPES:
             error = NexusError(
                 ErrorCode.UNSUPPORTED_IDENTITY,
                 "identity.semantic_type is not a state type of nexuskv.contract.v1",
             )
-            self._record(asked, None, _REJECTED, error.code.value)
-            return Refused(error, asked.decision_id)
-        return self._answer(asked, self._judge(query))
-
-    def _answer(self, asked: _Asked, judged: _Judged) -> Hit | Miss | Refused:
-        decision_id, excluded = asked.decision_id, judged.excluded
+            reason = error.code.value
+            self._observe(decision_id, query, caller, freshness, _NOT_JUDGED, _REJECTED, reason)
+            return Refused(error, decision_id)
+        judged = self._judge(query)
         if judged.winner is not None:
-            self._record(asked, judged, _HIT, None)
-            return Hit(judged.winner, self._grant(asked, judged.winner, judged), decision_id)
-        if asked.freshness is not Freshness.CURRENT:
-            # A compatible state may be registered that is not here yet: nothing is said for sure.
-            self._record(asked, judged, _UNKNOWN, f"index_{asked.freshness.value}")
-            return Miss(False, decision_id)
-        if excluded:
-            self._record(asked, judged, _EXCLUDED, excluded[0].mismatch.reason.value)
-            error = _evidence_error(excluded)
-            return Refused(error, decision_id) if error else Miss(True, decision_id)
-        self._record(asked, judged, _MISS, _CACHE_MISS)
-        return Miss(True, decision_id)
+            self._observe(decision_id, query, caller, freshness, judged, _HIT, None)
+            return Hit(judged.winner, self._grant(decision_id, query, judged), decision_id)
+        end, reason, answer = _without_winner(decision_id, judged.excluded, freshness)
+        self._observe(decision_id, query, caller, freshness, judged, end, reason)
+        return answer
 
     def _judge(self, query: LookupQuery) -> _Judged:
         limit = self._max_candidates
@@ -192,127 +158,68 @@ class Lookup:
             return verdict
         return compare(state.entry, state.evidence, query.evidence, exact=True)
 
-    def _grant(self, asked: _Asked, winner: Candidate, judged: _Judged) -> SourceGrant:
+    def _grant(self, decision_id: UUID, query: LookupQuery, judged: _Judged) -> SourceGrant:
+        winner, identity_hash = judged.winner, judged.matches.identity_hash
+        assert winner is not None
+        assert identity_hash is not None
         return SourceGrant(
-            tenant=asked.query.scope.tenant,
-            state_id=winner.state.state_id,
-            generation=winner.state.generation,
-            matched_tokens=winner.matched_tokens,
-            identity_hash=judged.matches.identity_hash,
-            lookup_id=asked.decision_id,
-            expires_us=self._clock.now_us() + self._ttl_us,
+            query.scope.tenant,
+            winner.state.state_id,
+            winner.state.generation,
+            winner.matched_tokens,
+            identity_hash,
+            decision_id,
+            self._clock.now_us() + self._ttl_us,
         )
 
-    def _record(self, asked: _Asked, judged: _Judged | None, end: _End, reason: str | None) -> None:
-        decision_id, query, caller, _ = asked
-        winner = judged.winner if judged else None
-        self._sink.record(
-            Decision(
-                decision_id=decision_id,
-                created_at=self._clock.now(),
-                tenant=query.scope.tenant,
-                namespace=query.scope.namespace,
-                model=query.scope.model,
-                kind=DecisionKind.LOOKUP,
-                outcome=end.outcome,
-                fallback_reason=reason,
-                identity_hash=judged.matches.identity_hash if judged else None,
-                parent_id=None,
-                root_id=decision_id,
-                key_id=caller.principal.key_id,
-                trace_id=caller.trace_id or decision_id.hex,
-                policy_version=self._policy.version,
-                entry_id=winner.state.entry_id if winner else None,
-                state_id=winner.state.state_id if winner else None,
-                match=_match_json(winner, judged.matches) if winner and judged else None,
-                compatibility=_COMPATIBLE_JSON if winner else None,
-                excluded=_excluded_json(judged.excluded) if judged else _NOTHING_EXCLUDED,
-                estimate=None,
-                selected_path=None,
-                path=end.path,
-                index_revision=self._index.revision,
-                latency_us=self._clock.monotonic_us() - caller.started_us,
-                inputs=self._inputs_json(asked),
+    def _observe(  # noqa: PLR0917 - called once a lookup; keywords would cost it a microsecond
+        self,
+        decision_id: UUID,
+        query: LookupQuery,
+        caller: Caller,
+        freshness: Freshness,
+        judged: _Judged,
+        end: End,
+        reason: str | None,
+    ) -> None:
+        matches, clock = judged.matches, self._clock
+        self._sink.defer(
+            LookupObservation(
+                self._recorder,
+                decision_id,
+                clock.now(),
+                query.scope,
+                len(query.tokens),
+                query.evidence,
+                query.evidence_number,
+                caller.principal.key_id,
+                caller.trace_id,
+                freshness.value,
+                end,
+                reason,
+                judged.winner,
+                judged.excluded,
+                matches.identity_hash,
+                len(matches.candidates),
+                matches.truncated,
+                self._index.revision,
+                clock.monotonic_us() - caller.started_us,
             )
         )
 
-    def _inputs_json(self, asked: _Asked) -> str:
-        """What the decision was made from. All but three values repeat with the evidence."""
-        query = asked.query
-        scope, evidence = query.scope, query.evidence
-        key = (scope, query.evidence_number)
-        constant = self._inputs.get(key)
-        if constant is None:
-            constant = self._constant_inputs(query)
-            if len(self._inputs) >= _INPUTS_CACHE_ENTRIES:
-                self._inputs.clear()
-            self._inputs[key] = constant
-        # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-        fingerprint = self._index.hashing.fingerprint(
-            scope.tenant, evidence.input_fingerprint.encode()
-        )
-        return (
-            f'{constant},"query_tokens":{len(query.tokens)},"input_fingerprint":"{fingerprint}",'
-            f'"freshness":"{asked.freshness.value}"}}'
-        )
 
-    def _constant_inputs(self, query: LookupQuery) -> str:
-        """An open JSON object."""
-        scope = query.scope
-        return _json(
-            {
-                "v": INPUTS_VERSION,
-                "engine_family": scope.engine_family,
-                "semantic_type": scope.semantic_type,
-                "model_identity": query.evidence.model_identity,
-                "input_semantic_identity": query.evidence.input_semantic_identity,
-                "max_candidates": self._max_candidates,
-                "advisory": advisory_mismatches(self._policy, scope.tenant, scope.namespace),
-            }
-        )[:-1]
-
-
-_encode = msgspec.json.Encoder().encode
-
-
-def _json(value: object) -> str:
-    return _encode(value).decode()
-
-
-_NOTHING_EXCLUDED: Final = "[]"
-_COMPATIBLE_JSON: Final = _json({"reusable": True, "reason": "compatible"})
-
-
-def _match_json(winner: Candidate, matches: Matches) -> str:
-    state = winner.state
-    return _json(
-        {
-            "classification": winner.classification,
-            "matched_tokens": winner.matched_tokens,
-            "candidates": len(matches.candidates),
-            "truncated": matches.truncated,
-            "generation": state.generation,
-            "tier": state.entry.location.tier,
-            "locator": state.entry.location.locator,
-        }
-    )
-
-
-def _excluded_json(excluded: Sequence[Exclusion]) -> str:
+def _without_winner(
+    decision_id: UUID, excluded: Sequence[Exclusion], freshness: Freshness
+) -> tuple[End, str, Miss | Refused]:
+    """How the lookup ends, why, and what is answered."""
+    if freshness is not Freshness.CURRENT:
+        # A compatible state may be registered that is not here yet: nothing is said for sure.
+        return _UNKNOWN, f"index_{freshness.value}", Miss(False, decision_id)
     if not excluded:
-        return _NOTHING_EXCLUDED
-    return _json(
-        [
-            {
-                "entry_id": exclusion.candidate.state.entry_id,
-                "classification": exclusion.candidate.classification,
-                "matched_tokens": exclusion.candidate.matched_tokens,
-                "reason": exclusion.mismatch.reason,
-                "field": exclusion.mismatch.field,
-            }
-            for exclusion in excluded[:_MAX_RECORDED_EXCLUSIONS]
-        ]
-    )
+        return _MISS, _CACHE_MISS, Miss(True, decision_id)
+    error = _evidence_error(excluded)
+    answer = Refused(error, decision_id) if error else Miss(True, decision_id)
+    return _EXCLUDED, excluded[0].mismatch.reason.value, answer
 
 
 def _evidence_error(excluded: Sequence[Exclusion]) -> NexusError | None:

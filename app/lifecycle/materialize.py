@@ -94,6 +94,9 @@ class Materialize:
         except NexusError as error:
             self._observer.refused(attempt, error, _PATH_REFUSED)
             return Refused(error, attempt.decision_id)
+        except Exception as error:
+            self._observer.failed(attempt, error, _PATH_REFUSED)
+            raise
         attempt.selected_path = receipt.execution_backend
         self._observer.decided(attempt, DecisionOutcome.MATERIALIZED, _PATH_DONE)
         self._observer.completed(

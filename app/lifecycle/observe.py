@@ -16,7 +16,7 @@ from app.decisions.record import (
     OutcomeStatus,
 )
 from app.decisions.writer import DecisionSink
-from app.errors import NexusError
+from app.errors import ErrorCode, NexusError
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.matcher import StateIndex
 from app.index.repository import StoredState
@@ -66,6 +66,11 @@ class Observer:
         """The attempt ended in `error`: rejected for good, or unavailable for now."""
         outcome = DecisionOutcome.UNAVAILABLE if error.retryable else DecisionOutcome.REJECTED
         self.decided(attempt, outcome, path, reason=error.code.value)
+
+    def failed(self, attempt: Attempt, error: Exception, path: list[str]) -> None:
+        """The attempt ended in a fault of ours, which the caller is told as `internal_error`."""
+        fault = NexusError(ErrorCode.INTERNAL_ERROR, type(error).__name__)
+        self.refused(attempt, fault, path)
 
     def decided(
         self,

@@ -128,10 +128,14 @@ async def test_a_load_beside_an_open_transaction_loses_nothing(database, here, t
 async def test_a_transaction_that_is_rolled_back_leaves_no_trace(database, here, there):
     await here.sync.poll()
     write = there.registry._write(parsed("t", "never"))
-    with pytest.raises(RuntimeError, match="rolled back"):
+
+    async def abandoned():
         async with database.write() as session:
             await states_upsert(session, [write], SystemClock().now())
             raise RuntimeError("rolled back")
+
+    with pytest.raises(RuntimeError, match="rolled back"):
+        await abandoned()
     await here.sync.poll()
     assert here.names() == {}
 

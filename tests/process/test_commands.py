@@ -1,0 +1,83 @@
+"""The other commands as they are typed: migrate, openapi, help."""
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from app.cli import cli
+from tests.control.logs import captured_logs
+from tests.process.command import COMMAND
+
+OPENAPI = Path(__file__).resolve().parents[2] / "openapi"
+
+
+def invoke(*args: str, url: str | None = None) -> Result:
+    env = {"NEXUSKV_DATABASE_URL": url, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+    with captured_logs():
+        return CliRunner().invoke(cli, list(args), env=env)
+
+
+@pytest.mark.parametrize(
+    ("command", "mentions"),
+    [
+        ([], ["up", "serve", "migrate", "keys", "replay", "trace", "openapi"]),
+        (["up"], ["--listen", "--fixture", "--ready-file", "--data-dir", "--require-key"]),
+        (["serve"], ["--listen", "--fixture", "--ready-file", "NEXUSKV_HANDLE_SECRET"]),
+        (["migrate"], ["--database-url", "NEXUSKV_DATABASE_URL"]),
+        (["keys"], ["create", "list", "revoke"]),
+        (["keys", "create"], ["--name", "--tenant", "--scope"]),
+        (["replay"], ["--url", "--key", "--limit", "--block-tokens", "--concurrency", "--json"]),
+        (["trace"], ["generate"]),
+        (["openapi"], ["--out"]),
+    ],
+)
+def test_help(command, mentions) -> None:
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0, result.output
+    for name in mentions:
+        assert name in result.stdout, name
+
+
+def test_the_process_itself() -> None:
+    """No arguments: the help, and the exit code of a usage error."""
+    done = subprocess.run(
+        COMMAND, capture_output=True, text=True, check=False, env=os.environ | {"TERM": "dumb"}
+    )
+    assert done.returncode == 2
+    assert "nexuskv" in done.stdout + done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_openapi_writes_what_is_checked_in(tmp_path: Path) -> None:
+    out = tmp_path / "new" / "folder"
+    result = invoke("openapi", "--out", str(out))
+    assert result.exit_code == 0, result.output
+    written = {path.name: path.read_text(encoding="utf-8") for path in out.iterdir()}
+    assert written == {path.name: path.read_text(encoding="utf-8") for path in OPENAPI.iterdir()}
+
+
+def test_migrate_again_changes_nothing(empty_database_url) -> None:
+    first, again = (invoke("migrate", url=empty_database_url) for _ in range(2))
+    assert first.exit_code == again.exit_code == 0, first.output + again.output
+    assert first.stdout == again.stdout
+    assert first.stdout.endswith("(current)\n")
+
+
+@pytest.mark.parametrize(
+    ("url", "says"),
+    [
+        (None, "NEXUSKV_DATABASE_URL"),
+        ("postgresql://nexus:hunter2@127.0.0.1:9/none", "database"),
+        ("mysql://nexus:hunter2@host/db", "postgresql://"),
+    ],
+)
+def test_migrate_without_a_database(url, says) -> None:
+    result = invoke("migrate", url=url)
+    assert result.exit_code != 0
+    assert isinstance(result.exception, SystemExit)
+    assert says in result.stderr
+    assert "hunter2" not in result.output
+    assert "Traceback" not in result.output
