@@ -90,6 +90,7 @@ def create_app(
         freshness=services.sync.freshness,
         metrics=services.metrics,
         clock=clock,
+        ids=ids,
     )
     include_routers(app, services)
     install_handlers(app)

@@ -16,7 +16,7 @@ from app.bridge.errors import error_body, on_the_wire
 from app.bridge.handles import HandleKeys, parse_option_id, target_digest
 from app.bridge.schemas import BRIDGE_SCHEMA
 from app.bridge.wire import BridgeDecoder
-from app.clock import Clock
+from app.clock import Clock, IdSource
 from app.control.auth import Access
 from app.control.keys import Principal
 from app.control.keys import Scope as KeyScope
@@ -64,6 +64,7 @@ class Bridge:
         freshness: Callable[[], Freshness],
         metrics: Metrics,
         clock: Clock,
+        ids: IdSource,
     ) -> None:
         self._access = access
         self._handles = handles
@@ -73,6 +74,7 @@ class Bridge:
         self._freshness = freshness
         self._metrics = metrics
         self._clock = clock
+        self._ids = ids
         self._decoder = BridgeDecoder()
         self._operations: dict[
             str, tuple[Operation, Callable[[bytes, Caller], Reply | Awaitable[Reply]]]
@@ -99,8 +101,9 @@ class Bridge:
         except Exception as error:
             log.exception("bridge_failed", operation=operation)
             reply = _refusal(_internal(error), None)
-        await self._send(scope, receive, send, reply, trace)
-        self._observe(scope, operation, reply, trace, started_us)
+        request_id = self._request_id(scope, reply)
+        await self._send(scope, receive, send, reply, trace, request_id)
+        self._observe(operation, reply, trace, request_id, started_us)
 
     async def _reply(
         self,
@@ -204,10 +207,22 @@ class Bridge:
                 NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one"),
                 None,
             )
-        await self._send(scope, receive, send, reply, None)
+        await self._send(scope, receive, send, reply, None, self._request_id(scope, reply))
+
+    def _request_id(self, scope: Scope, reply: Reply) -> str | None:
+        """Of a refusal: what its caller can quote, and the log has. An answer has its decision."""
+        if reply.error is None:
+            return None
+        return request_id_of(scope["headers"]) or str(self._ids.uuid7())
 
     async def _send(
-        self, scope: Scope, receive: Receive, send: Send, reply: Reply, trace: Trace | None
+        self,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        reply: Reply,
+        trace: Trace | None,
+        request_id: str | None,
     ) -> None:
         headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
         status = 200
@@ -216,6 +231,8 @@ class Bridge:
             headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
         if not reply.known:
             headers.append((b"x-nexuskv-match", b"unknown"))
+        if request_id is not None:
+            headers.append((b"x-request-id", request_id.encode()))
         if reply.error is not None:
             status = reply.error.status
             headers += _error_headers(reply.error)
@@ -227,7 +244,12 @@ class Bridge:
         await send({"type": "http.response.body", "body": body})
 
     def _observe(
-        self, scope: Scope, operation: Operation, reply: Reply, trace: Trace | None, started_us: int
+        self,
+        operation: Operation,
+        reply: Reply,
+        trace: Trace | None,
+        request_id: str | None,
+        started_us: int,
     ) -> None:
         duration_us = self._clock.monotonic_us() - started_us
         error = reply.error
@@ -245,7 +267,7 @@ class Bridge:
             duration_us=duration_us,
             decision_id=str(reply.decision_id) if reply.decision_id else None,
             trace_id=trace.trace_id if trace else None,
-            request_id=request_id_of(scope["headers"]),
+            request_id=request_id,
             cause=error.internal,
         )
 

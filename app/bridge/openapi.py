@@ -75,6 +75,12 @@ _MATCH_HEADER: Final = {
         "schema": {"type": "string", "enum": ["unknown"]},
     },
 }
+_REQUEST_HEADER: Final = {
+    "X-Request-Id": {
+        "description": "The caller's, or a new one; the log has it. Quote it when asking for help.",
+        "schema": {"type": "string"},
+    },
+}
 _ERROR_HEADERS: Final[dict[int, dict[str, Any]]] = {
     401: {"WWW-Authenticate": {"description": "`Bearer`", "schema": {"type": "string"}}},
     503: {
@@ -129,7 +135,11 @@ def _described(operation: _Operation) -> dict[str, Any]:
             **{
                 str(status): {
                     "description": text,
-                    "headers": _DECISION_HEADERS | _ERROR_HEADERS.get(status, {}),
+                    "headers": {
+                        **_REQUEST_HEADER,
+                        **_DECISION_HEADERS,
+                        **_ERROR_HEADERS.get(status, {}),
+                    },
                     "content": _json(schemas.BridgeError),
                 }
                 for status, text in sorted({**_ERRORS, 409: operation.conflicts}.items())

@@ -141,6 +141,9 @@ class ServerRun:
     def announce(self, listening: Listening) -> None:
         """Called once when the service is ready; the commands override it."""
 
+    async def tend(self) -> None:
+        """Runs beside the server until it ends; for what a command started and has to look after."""
+
     async def _serve(self) -> None:
         app = create_app(self.settings)
         services: Services = app.state.services
@@ -158,12 +161,14 @@ class ServerRun:
             timeout_graceful_shutdown=_GRACEFUL_S,
         )
         server = _Server(config, services)
+        tend = asyncio.create_task(self.tend())
         begin = asyncio.create_task(self._begin(app, server))
         try:
             await server.serve(sockets=[self._bound])
         finally:
+            tend.cancel()
             begin.cancel()
-            await asyncio.gather(begin, return_exceptions=True)
+            await asyncio.gather(begin, tend, return_exceptions=True)
 
     async def _begin(self, app: NexusApp, server: uvicorn.Server) -> None:
         services: Services = app.state.services

@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Final
 
+import structlog
 import typer
 from rich.console import Console
 
@@ -39,11 +40,23 @@ from app.settings import Settings
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
 _HANDLE_SECRET_BYTES: Final = 32
+_TEND_INTERVAL_S: Final = 0.5
 _FIRST_KEY_NAME: Final = "first admin key, made by nexuskv up"
+log = structlog.get_logger("nexuskv.up")
 
 
 class _Up(ServerRun):
     keyless = False
+    embedded: EmbeddedPostgres | None = None
+
+    async def tend(self) -> None:
+        """A Postgres of ours that dies is started again; until it is back, readiness says no."""
+        while self.embedded is not None:
+            await asyncio.sleep(_TEND_INTERVAL_S)
+            try:
+                await asyncio.to_thread(self.embedded.revive)
+            except PostgresStartError as error:
+                log.error("embedded_postgres_not_revived", cause=str(error))  # noqa: TRY400
 
     def announce(self, listening: Listening) -> None:
         say = Console(soft_wrap=True, highlight=False).print
@@ -95,7 +108,7 @@ def up_command(
         # Until the server takes them over, all signals end this as Ctrl-C does: Postgres included.
         with handled(signal.default_int_handler), bind(listen) as bound:
             make_data_dir(home)
-            with _postgres(home) as url:
+            with _postgres(home) as (url, embedded):
                 asyncio.run(_prepare(url))
                 keyless = is_loopback(bound) and not require_key
                 run = _Up(
@@ -111,7 +124,7 @@ def up_command(
                     ready_file=ready_file,
                     admin_key_file=asyncio.run(_first_key(url, home)),
                 )
-                run.keyless = keyless
+                run.keyless, run.embedded = keyless, embedded
                 run.run()
     except (
         NexusError,
@@ -126,12 +139,12 @@ def up_command(
 
 
 @contextmanager
-def _postgres(home: Path) -> Iterator[str]:
+def _postgres(home: Path) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
     if given := os.environ.get("NEXUSKV_DATABASE_URL"):
-        yield given
+        yield given, None
         return
     with EmbeddedPostgres(home) as embedded:
-        yield embedded.url
+        yield embedded.url, embedded
 
 
 async def _prepare(url: str) -> None:

@@ -78,6 +78,7 @@ class EmbeddedPostgres:
         self._lock_fd: int | None = None
         self._server: ServerProcess | None = None
         self._socket_dir: Path | None = None
+        self._program = ""
         self._owner_pid = os.getpid()
 
     @property
@@ -120,7 +121,9 @@ class EmbeddedPostgres:
             self._end_leftover()
             cluster.initialise(binaries, durable=self._durable)
             cluster.write_access_files()
-            self._launch(binaries.program("postgres"), deadline_us)
+            self._program = binaries.program("postgres")
+            self._socket_dir = cluster.make_socket_dir()
+            self._launch(self._socket_dir, deadline_us)
         except OSError as error:
             self.stop()
             raise PostgresStartError(f"The embedded Postgres cannot start: {error}") from error
@@ -130,6 +133,20 @@ class EmbeddedPostgres:
         atexit.register(self.stop)
         log.info("embedded_postgres_started", version=binaries.version, home=str(cluster.home))
         return self.url
+
+    def revive(self) -> bool:
+        """Start a server that has died again, on the same URL and data; False while it runs.
+
+        Raises PostgresStartError when it does not come back; it may be tried again.
+        """
+        if self._server is None or self._server.running or self._socket_dir is None:
+            return False
+        log.error("embedded_postgres_died", log=str(self.log_path))
+        self.cluster.clear_leftovers()
+        deadline_us = self._clock.monotonic_us() + round(self._start_timeout_s * _US_PER_S)
+        self._launch(self._socket_dir, deadline_us)
+        log.warning("embedded_postgres_revived")
+        return True
 
     def stop(self) -> None:
         """Stop the server and let the cluster go. Safe to call twice, and from a forked child."""
@@ -191,11 +208,10 @@ class EmbeddedPostgres:
             self._record_path.unlink()
         self.cluster.clear_leftovers()
 
-    def _launch(self, program: str, deadline_us: int) -> None:
-        socket_dir = self._socket_dir = self.cluster.make_socket_dir()
+    def _launch(self, socket_dir: Path, deadline_us: int) -> None:
         settings = self.cluster.settings(socket_dir, durable=self._durable)
         options = [part for item in settings.items() for part in ("-c", "=".join(item))]
-        command = [program, "-D", str(self.cluster.data_dir), *options]
+        command = [self._program, "-D", str(self.cluster.data_dir), *options]
         if self.log_path.exists() and self.log_path.stat().st_size > _LOG_ROTATE_BYTES:
             self.log_path.replace(self.log_path.with_name("postgres.log.1"))
         pause = threading.Event()

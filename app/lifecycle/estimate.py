@@ -62,10 +62,8 @@ class Estimate:
         try:
             grant = self._honoured(query, attempt)
             async with self._database.read() as session:
-                stored = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
-            if stored is None:
-                raise _handle_mismatch()
-            attempt.stored = stored
+                found = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
+            stored = attempt.stored = _live(found)
             _check_source(query, stored)
             priced = self._price(query, attempt, grant, stored)
         except NexusError as error:
@@ -128,6 +126,12 @@ def _inputs(query: EstimateQuery) -> dict[str, object]:
         "target_engine_generation": query.target_engine_generation,
         "target_residency": query.target_residency,
     }
+
+
+def _live(stored: StoredState | None) -> StoredState:
+    if stored is None:
+        raise _handle_mismatch()
+    return stored
 
 
 def _check_source(query: EstimateQuery, stored: StoredState) -> None:

@@ -1,5 +1,6 @@
 import asyncio
 import os
+import signal
 import subprocess
 import threading
 from pathlib import Path
@@ -205,6 +206,21 @@ def test_a_killed_server_is_recovered_at_the_next_start(place: Place) -> None:
     server.stop()
     # Its children may hold the shared memory for a moment longer.
     assert query(server.start(), "SELECT n FROM kept") == 7
+
+
+def test_a_server_that_dies_is_revived_on_the_same_url_with_its_data(place: Place) -> None:
+    server = place.server()
+    url = server.start()
+    assert server.revive() is False
+    query(url, "CREATE TABLE kept AS SELECT 7 AS n")
+    pid = server.pid
+    assert pid is not None
+    os.kill(pid, signal.SIGKILL)
+    wait_for(lambda: server.pid is None, "the server is gone")
+    assert server.revive() is True
+    assert server.url == url
+    assert server.pid not in (None, pid)
+    assert query(url, "SELECT n FROM kept") == 7
 
 
 def test_two_supervisors_do_not_share_a_cluster(place: Place) -> None:

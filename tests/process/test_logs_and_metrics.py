@@ -36,6 +36,7 @@ def test_log_lines_are_json_and_hold_no_secret(serve, database_url) -> None:
     key, limited = make_key(database_url), make_key(database_url, Scope.DECISIONS_READ)
     tenant = new_tenant()
     serving = serve("--log-level", "debug", env=env)
+    base_url = serving.ready()["base_url"]
     with serving.client(key) as client:
         register(client, registration(tenant, tokens=TOKENS))
         handle = source_handle(client, tenant, tokens=TOKENS)
@@ -54,6 +55,7 @@ def test_log_lines_are_json_and_hold_no_secret(serve, database_url) -> None:
         traced = {"x-request-id": "request-1", "traceparent": TRACEPARENT}
         assert client.get("/v1/decisions", headers=traced).headers["x-request-id"] == "request-1"
         refused = client.post("/locus/v1/estimate", json=estimate_body("nkvs1.x"), headers=traced)
+        assert refused.headers["x-request-id"] == "request-1"
         decision_id = refused.headers["x-nexuskv-decision-id"]
     with serving.client(limited) as client:
         client.get("/v1/states")
@@ -72,19 +74,18 @@ def test_log_lines_are_json_and_hold_no_secret(serve, database_url) -> None:
     assert len(requests) >= 8
     for line in requests:
         assert {"request_id", "trace_id", "method", "path", "status", "duration_us"} <= set(line)
+    refusals = [line for line in lines if line["event"] == "bridge_refused"]
+    assert len(refusals) >= 5
+    assert all(line["request_id"] for line in refusals)
     (own,) = [line for line in requests if line["request_id"] == "request-1"]
     assert (own["trace_id"], own["path"], own["status"]) == (TRACE_ID, "/v1/decisions", 200)
-    (bridge,) = [
-        line
-        for line in lines
-        if line["event"] == "bridge_refused" and line["request_id"] == "request-1"
-    ]
+    (bridge,) = [line for line in refusals if line["request_id"] == "request-1"]
     assert bridge["trace_id"] == TRACE_ID
     assert bridge["decision_id"] == decision_id
     assert bridge["code"] == "source_handle_mismatch"
     # Besides them only what is said to a person, and that is not JSON.
     others = [line for line in serving.stderr.splitlines() if not line.startswith("{")]
-    assert others == [f"NexusKV answers on {serving.ready()['base_url']}"]
+    assert others == [f"NexusKV answers on {base_url}"]
 
 
 def scraped(service: ServiceProcess) -> dict[tuple[str, tuple[tuple[str, str], ...]], float]:
