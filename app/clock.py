@@ -64,14 +64,17 @@ class SystemIds:
     def __init__(self) -> None:
         self._pool = b""
         self._offset = self._POOL_BYTES
-        self._pid = os.getpid()
+        # A forked child must not hand out the ids of its parent.
+        os.register_at_fork(after_in_child=self._forget_pool)
+
+    def _forget_pool(self) -> None:
+        self._pool = b""
 
     def uuid7(self) -> UUID:
         offset = self._offset
         end = offset + self._ID_BYTES
-        if end > len(self._pool) or self._pid != os.getpid():
+        if end > len(self._pool):
             self._pool = os.urandom(self._POOL_BYTES)
-            self._pid = os.getpid()
             offset, end = 0, self._ID_BYTES
         self._offset = end
         random = int.from_bytes(self._pool[offset:end], "big") & _RANDOM_MASK

@@ -102,7 +102,7 @@ class Bridge:
             log.exception("bridge_failed", operation=operation)
             reply = _refusal(_internal(error), None)
         request_id = self._request_id(scope, reply)
-        await self._send(scope, receive, send, reply, trace, request_id)
+        await _send(scope, receive, send, reply=reply, trace=trace, request_id=request_id)
         self._observe(operation, reply, trace, request_id, started_us)
 
     async def _reply(
@@ -207,41 +207,14 @@ class Bridge:
                 NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one"),
                 None,
             )
-        await self._send(scope, receive, send, reply, None, self._request_id(scope, reply))
+        request_id = self._request_id(scope, reply)
+        await _send(scope, receive, send, reply=reply, trace=None, request_id=request_id)
 
     def _request_id(self, scope: Scope, reply: Reply) -> str | None:
         """Of a refusal: what its caller can quote, and the log has. An answer has its decision."""
         if reply.error is None:
             return None
         return request_id_of(scope["headers"]) or str(self._ids.uuid7())
-
-    async def _send(
-        self,
-        scope: Scope,
-        receive: Receive,
-        send: Send,
-        reply: Reply,
-        trace: Trace | None,
-        request_id: str | None,
-    ) -> None:
-        headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
-        status = 200
-        if reply.decision_id is not None:
-            headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
-            headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
-        if not reply.known:
-            headers.append((b"x-nexuskv-match", b"unknown"))
-        if request_id is not None:
-            headers.append((b"x-request-id", request_id.encode()))
-        if reply.error is not None:
-            status = reply.error.status
-            headers += _error_headers(reply.error)
-            if reply.error.code in _BODY_UNREAD:
-                await refuse_body(scope, receive, send, (status, headers, reply.body))
-                return
-        body = b"" if scope["method"] == "HEAD" else reply.body
-        await send({"type": "http.response.start", "status": status, "headers": headers})
-        await send({"type": "http.response.body", "body": body})
 
     def _observe(
         self,
@@ -276,6 +249,35 @@ class Bridge:
 _BODY_UNREAD: Final = frozenset(
     {ErrorCode.REQUEST_TOO_LARGE, ErrorCode.INVALID_CONTENT_LENGTH, ErrorCode.UNAUTHORIZED}
 )
+
+
+async def _send(
+    scope: Scope,
+    receive: Receive,
+    send: Send,
+    *,
+    reply: Reply,
+    trace: Trace | None,
+    request_id: str | None,
+) -> None:
+    headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
+    status = 200
+    if reply.decision_id is not None:
+        headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
+        headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
+    if not reply.known:
+        headers.append((b"x-nexuskv-match", b"unknown"))
+    if request_id is not None:
+        headers.append((b"x-request-id", request_id.encode()))
+    if reply.error is not None:
+        status = reply.error.status
+        headers += _error_headers(reply.error)
+        if reply.error.code in _BODY_UNREAD:
+            await refuse_body(scope, receive, send, (status, headers, reply.body))
+            return
+    body = b"" if scope["method"] == "HEAD" else reply.body
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
 
 
 def _refusal(error: NexusError, decision_id: UUID | None) -> Reply:

@@ -1,12 +1,13 @@
 """Bytes that are no HTTP request still get an answer in the shape of the wire they were sent to."""
 
-from typing import Final
+from typing import Any, Final
 
 import structlog
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
 from app.bridge.endpoints import PREFIX
 from app.bridge.errors import error_body
+from app.bridge.one_write import OneWriteCycle
 from app.errors import ErrorCode, NexusError
 from app.problem import problem_response
 
@@ -15,7 +16,15 @@ log = structlog.get_logger("nexuskv.http")
 
 
 class BridgeHttpProtocol(HttpToolsProtocol):
-    """uvicorn's parser; only its text/plain answer to a malformed request is replaced."""
+    """uvicorn's parser, with two things replaced.
+
+    Its text/plain answer to a malformed request, and the two writes of an answer that is whole.
+    """
+
+    def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
+        # uvicorn makes the cycle deep inside its header callback and has no hook for its class.
+        cycle.__class__ = OneWriteCycle
+        super()._start_asgi_task(cycle, app)
 
     def send_400_response(self, msg: str) -> None:
         url: bytes = getattr(self, "url", b"")

@@ -87,7 +87,7 @@ class _Server(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
-        with handled(self.handle_exit):
+        with handled(self.handle_exit, [signal.SIGINT, *terminations()]):
             yield
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
@@ -95,13 +95,18 @@ class _Server(uvicorn.Server):
         super().handle_exit(sig, frame)
 
 
+def terminations() -> list[signal.Signals]:
+    """The signals beside SIGINT that end a run: also of a terminal that closes, unless nohup."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGTERM, *hangup]
+
+
 @contextmanager
-def handled(handler: Callable[[int, FrameType | None], object]) -> Generator[None, None, None]:
-    """Gives `handler` every signal that ends a run: a terminal that closes too, unless nohup."""
-    ending = [signal.SIGINT, signal.SIGTERM]
-    if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
-        ending.append(signal.SIGHUP)
-    before = {number: signal.signal(number, handler) for number in ending}
+def handled(
+    handler: Callable[[int, FrameType | None], object], signals: Sequence[signal.Signals]
+) -> Generator[None, None, None]:
+    """Gives these signals to `handler` for a while."""
+    before = {number: signal.signal(number, handler) for number in signals}
     try:
         yield
     finally:
@@ -142,7 +147,7 @@ class ServerRun:
         """Called once when the service is ready; the commands override it."""
 
     async def tend(self) -> None:
-        """Runs beside the server until it ends; for what a command started and has to look after."""
+        """Runs beside the server: for what a command started and has to look after."""
 
     async def _serve(self) -> None:
         app = create_app(self.settings)
@@ -179,9 +184,10 @@ class ServerRun:
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)
+            # The file last: who waits for it may look for what was said as well.
+            self.announce(self._listening)
             if self._ready_file is not None:
                 write_ready_file(self._ready_file, self._listening)
-            self.announce(self._listening)
         except Exception as error:  # noqa: BLE001 - raised again by run(), after a clean end
             self._failure = error
             server.should_exit = True

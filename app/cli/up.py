@@ -24,7 +24,7 @@ from app.cli.options import (
     failure,
 )
 from app.cli.secret_files import given_handle_secret, read_secret, write_secret
-from app.cli.server import Listening, ServerRun, bind, handled, is_loopback
+from app.cli.server import Listening, ServerRun, bind, handled, is_loopback, terminations
 from app.clock import SystemClock, SystemIds
 from app.control.issue import issue_key
 from app.control.keys import ALL_TENANTS, Scope, digest
@@ -46,7 +46,6 @@ log = structlog.get_logger("nexuskv.up")
 
 
 class _Up(ServerRun):
-    keyless = False
     embedded: EmbeddedPostgres | None = None
 
     async def tend(self) -> None:
@@ -61,12 +60,13 @@ class _Up(ServerRun):
     def announce(self, listening: Listening) -> None:
         say = Console(soft_wrap=True, highlight=False).print
         url, key_file = listening.base_url, listening.admin_key_file
-        auth = "" if self.keyless else f' \\\n    -H "Authorization: Bearer $(cat {key_file})"'
+        keyless = self.settings.keyless_loopback
+        auth = "" if keyless else f' \\\n    -H "Authorization: Bearer $(cat {key_file})"'
         say(f"\n[bold]NexusKV is up:[/bold] {url}")
         say(f"  first admin key   {key_file}  (mode 0600)")
         say(f"  API documentation {url}/docs")
         say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
-        if self.keyless:
+        if keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
         say(f"  curl -s {url}/v1/states{auth}", markup=False)
@@ -105,34 +105,27 @@ def up_command(
         if ready_file is not None:
             clear_ready_file(ready_file)
         home = (data_dir or default_data_dir()).absolute()
-        # Until the server takes them over, all signals end this as Ctrl-C does: Postgres included.
-        with handled(signal.default_int_handler), bind(listen) as bound:
+        # Until the server takes them over, these end it as Ctrl-C does: Postgres included. Raising
+        # from here would do so in the middle of anything; asyncio knows how to take SIGINT.
+        interrupt = handled(lambda *_: signal.raise_signal(signal.SIGINT), terminations())
+        with interrupt, bind(listen) as bound:
             make_data_dir(home)
             with _postgres(home) as (url, embedded):
                 asyncio.run(_prepare(url))
-                keyless = is_loopback(bound) and not require_key
-                run = _Up(
-                    Settings(
-                        database_url=url,
-                        handle_secret=_handle_secret(home),
-                        policy_file=policy,
-                        keyless_loopback=keyless,
-                        log_level=log_level,
-                    ),
-                    bound,
-                    fixtures=states,
-                    ready_file=ready_file,
-                    admin_key_file=asyncio.run(_first_key(url, home)),
+                settings = Settings(
+                    database_url=url,
+                    handle_secret=_handle_secret(home),
+                    policy_file=policy,
+                    keyless_loopback=is_loopback(bound) and not require_key,
+                    log_level=log_level,
                 )
-                run.keyless, run.embedded = keyless, embedded
+                key_file = asyncio.run(_first_key(url, home))
+                run = _Up(
+                    settings, bound, fixtures=states, ready_file=ready_file, admin_key_file=key_file
+                )
+                run.embedded = embedded
                 run.run()
-    except (
-        NexusError,
-        PostgresStartError,
-        SchemaAheadError,
-        OSError,
-        ValueError,
-    ) as error:
+    except (NexusError, PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
         raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None

@@ -209,7 +209,7 @@ def test_a_killed_server_is_recovered_at_the_next_start(place: Place) -> None:
 
 
 def test_a_server_that_dies_is_revived_on_the_same_url_with_its_data(place: Place) -> None:
-    server = place.server()
+    server = place.server(durable=True)
     url = server.start()
     assert server.revive() is False
     query(url, "CREATE TABLE kept AS SELECT 7 AS n")
