@@ -19,21 +19,23 @@ from nexuskv_core.rules import (
 IMPLEMENTATION: Literal["compiled", "reference"]
 
 if TYPE_CHECKING:
-    from nexuskv_core._index import MatchSet, PrefixIndex
+    from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
+    from nexuskv_core._scan import TokenText
 else:
     try:
-        from nexuskv_core._index import MatchSet, PrefixIndex
+        from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
+        from nexuskv_core._scan import TokenText
 
         IMPLEMENTATION = "compiled"
     except ImportError as missing:
         if os.environ.get("NEXUSKV_ALLOW_REFERENCE") != "1":
             raise ImportError(
-                "the compiled index nexuskv_core._index cannot be imported "
+                "the compiled nexuskv_core cannot be imported "
                 f"({missing}). Build it with `make setup`, or with "
                 "`pip install --no-deps -e .` where a C compiler is present; to run the slow "
                 "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
             ) from missing
-        from nexuskv_core.reference import MatchSet, PrefixIndex
+        from nexuskv_core.reference import MatchSet, PrefixIndex, TokenText, siphash_128
 
         IMPLEMENTATION = "reference"
 
@@ -47,4 +49,6 @@ __all__ = [
     "RULE_PREFIX_CLOSED",
     "MatchSet",
     "PrefixIndex",
+    "TokenText",
+    "siphash_128",
 ]

@@ -3,7 +3,9 @@
 Every match compares the query with every entry of the scope, token by token.
 """
 
+import re
 import struct
+from collections.abc import Iterator
 from typing import Final, NamedTuple
 
 from nexuskv_core.rules import (
@@ -20,8 +22,43 @@ from nexuskv_core.rules import (
 U32_MAX: Final = 0xFFFF_FFFF
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 SCOPE_KEY_BYTES: Final = 16
+_SPACE: Final = r"[ \t\r\n]*"
+_NUMBER: Final = re.compile(r"[0-9]+")
+_TOKEN_ARRAY: Final = re.compile(
+    rf"{_SPACE}\[({_SPACE}(?:(?:0|[1-9][0-9]{{0,9}}){_SPACE}"
+    rf"(?:,{_SPACE}(?:0|[1-9][0-9]{{0,9}}){_SPACE})*)?)\]{_SPACE}"
+)
 
-Tokens = list[int] | tuple[int, ...] | memoryview  # or any other buffer of uint32
+
+class TokenText:
+    """A JSON array of tokens; the compiled one is a uint32 buffer, this one goes by `tolist`."""
+
+    def __init__(self, text: bytes | bytearray | memoryview) -> None:
+        self._text = bytes(text).decode("ascii", "replace")
+        found = _TOKEN_ARRAY.fullmatch(self._text)
+        numbers = [] if found is None else [int(n) for n in _NUMBER.findall(found.group(1))]
+        if found is None or any(number > U32_MAX for number in numbers):
+            raise ValueError("not a JSON array of integers from 0 to 4294967295")
+        self._numbers = numbers
+
+    def __len__(self) -> int:
+        return len(self._numbers)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._numbers)
+
+    def tolist(self) -> list[int]:
+        return list(self._numbers)
+
+    def json_prefix(self, count: int) -> bytes:
+        """The text of the first `count` tokens, without brackets; ValueError beyond the last."""
+        if not 0 <= count <= len(self._numbers):
+            raise ValueError("there are not so many tokens")
+        inside = self._text[self._text.index("[") + 1 : self._text.rindex("]")]
+        return ",".join(inside.split(",")[:count]).encode()
+
+
+Tokens = list[int] | tuple[int, ...] | memoryview | TokenText  # or another buffer of uint32
 
 
 class Entry(NamedTuple):
@@ -111,6 +148,8 @@ def _checked_tokens(tokens: Tokens) -> tuple[int, ...]:
             _checked_number(token, f"token {position}", U32_MAX)
             for position, token in enumerate(tokens)
         )
+    if isinstance(tokens, TokenText):
+        return tuple(tokens)
     view = memoryview(tokens)  # TypeError for what is no buffer
     if (
         view.ndim != 1

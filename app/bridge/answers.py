@@ -9,6 +9,7 @@ from app.bridge.schemas import BRIDGE_SCHEMA, NEXUSKV_SCHEMA
 from app.execution.receipt import Receipt
 from app.index.matcher import Candidate
 from app.lifecycle.estimate import Priced
+from nexuskv_core import TokenText
 
 _encode: Final = msgspec.json.Encoder().encode
 
@@ -24,7 +25,7 @@ _COMPATIBLE: Final = (
 
 def lookup_answer(
     candidate: Candidate,
-    tokens: list[int],
+    tokens: TokenText,
     evidence_echo: bytes,
     source_handle: str,
 ) -> bytes:
@@ -33,7 +34,6 @@ def lookup_answer(
     `evidence_echo` is the beginning of `validation`, up to the source handle's text.
     """
     matched_tokens = candidate.matched_tokens
-    matched = tokens if len(tokens) == matched_tokens else tokens[:matched_tokens]
     state = candidate.state
     return b"".join(
         (
@@ -44,7 +44,7 @@ def lookup_answer(
             state.entry.descriptor.granularity.encode(),
             b'"},"entry":',
             state.answer.before_tokens,
-            _encode(matched)[1:-1],
+            tokens.json_prefix(matched_tokens),
             state.answer.after_tokens,
             _COMPATIBLE,
             b',"validation":',

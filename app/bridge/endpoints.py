@@ -4,7 +4,7 @@ Each is one straight line: authenticate, read, decode, run the slice of the pipe
 published schema is `app.bridge.schemas`; `app.bridge.openapi` puts it into the API document.
 """
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from typing import Final, NamedTuple
 from uuid import UUID
 
@@ -17,8 +17,7 @@ from app.bridge.handles import HandleKeys, parse_option_id, target_digest
 from app.bridge.schemas import BRIDGE_SCHEMA
 from app.bridge.wire import BridgeDecoder
 from app.clock import Clock, IdSource
-from app.control.auth import Access
-from app.control.keys import Principal
+from app.control.auth import Access, require_scope
 from app.control.keys import Scope as KeyScope
 from app.errors import ErrorCode, NexusError
 from app.http_limits import ClientDisconnectedError, read_body, refuse_body
@@ -39,6 +38,13 @@ _JSON: Final = (b"content-type", b"application/json")
 _HEALTH: Final = b'{"status":"ok","schema_version":"%b"}' % BRIDGE_SCHEMA.encode()
 _US_PER_S: Final = 1_000_000
 log = structlog.get_logger("nexuskv.bridge")
+
+
+_OPERATIONS: Final[dict[str, Operation]] = {
+    "/locus/v1/lookup": "lookup",
+    "/locus/v1/estimate": "estimate",
+    "/locus/v1/materialize": "materialize",
+}
 
 
 class Reply(NamedTuple):
@@ -76,24 +82,31 @@ class Bridge:
         self._clock = clock
         self._ids = ids
         self._decoder = BridgeDecoder()
-        self._operations: dict[
-            str, tuple[Operation, Callable[[bytes, Caller], Reply | Awaitable[Reply]]]
-        ] = {
-            "/locus/v1/lookup": ("lookup", self._on_lookup),
-            "/locus/v1/estimate": ("estimate", self._on_estimate),
-            "/locus/v1/materialize": ("materialize", self._on_materialize),
-        }
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         started_us = self._clock.monotonic_us()
-        found = self._operations.get(scope["path"])
-        if found is None or scope["method"] != "POST":
+        operation = _OPERATIONS.get(scope["path"])
+        if operation is None or scope["method"] != "POST":
             await self._other(scope, receive, send)
             return
-        operation, handler = found
-        trace = trace_of(scope["headers"])
+        headers = scope["headers"]
+        known = dict(headers)
+        trace = trace_of(headers) if b"traceparent" in known else None
         try:
-            reply = await self._reply(scope, receive, handler, trace, started_us)
+            # A header sent twice is for the slow way to judge.
+            unambiguous = len(known) == len(headers)
+            principal = self._access.known(known.get(b"authorization")) if unambiguous else None
+            if principal is None:
+                principal = await self._access.authenticate(scope)
+            require_scope(principal, KeyScope.BRIDGE)
+            body = await read_body(scope, receive)
+            caller = Caller(principal, trace.trace_id if trace else None, started_us)
+            if operation == "lookup":
+                reply = self._on_lookup(body, caller)
+            elif operation == "estimate":
+                reply = await self._on_estimate(body, caller)
+            else:
+                reply = await self._on_materialize(body, caller)
         except ClientDisconnectedError:
             return
         except NexusError as error:
@@ -101,28 +114,17 @@ class Bridge:
         except Exception as error:
             log.exception("bridge_failed", operation=operation)
             reply = _refusal(_internal(error), None)
-        request_id = self._request_id(scope, reply)
-        await _send(scope, receive, send, reply=reply, trace=trace, request_id=request_id)
-        self._observe(operation, reply, trace, request_id, started_us)
-
-    async def _reply(
-        self,
-        scope: Scope,
-        receive: Receive,
-        handler: Callable[[bytes, Caller], Reply | Awaitable[Reply]],
-        trace: Trace | None,
-        started_us: int,
-    ) -> Reply:
-        principal: Principal | None = self._access.authenticate_known(scope["headers"])
-        if principal is None:
-            principal = await self._access.authenticate(scope)
-        if not principal.allows(KeyScope.BRIDGE):
-            raise NexusError(
-                ErrorCode.FORBIDDEN, f"this needs an API key of scope {KeyScope.BRIDGE}"
-            )
-        body = await read_body(scope, receive)
-        reply = handler(body, Caller(principal, trace.trace_id if trace else None, started_us))
-        return reply if isinstance(reply, Reply) else await reply
+        if reply.error is not None:
+            request_id = self._request_id(scope)
+            await _refuse(scope, receive, send, reply=reply, trace=trace, request_id=request_id)
+            self._observe_refusal(operation, reply, trace, request_id, started_us)
+            return
+        answer_headers = _answer_headers(reply, trace)
+        await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
+        await send({"type": "http.response.body", "body": reply.body})
+        duration_us = self._clock.monotonic_us() - started_us
+        # The decision is the record of an answer; a log line each would cost more than it.
+        self._metrics.observe_bridge(operation, None, duration_us / _US_PER_S)
 
     def _on_lookup(self, body: bytes, caller: Caller) -> Reply:
         request = self._decoder.lookup(body)
@@ -136,7 +138,7 @@ class Bridge:
                     identity.engine_family,
                     identity.semantic_type,
                 ),
-                identity.tokens,
+                request.tokens,
                 evidence,
                 request.evidence_number,
             ),
@@ -147,7 +149,7 @@ class Bridge:
             self._metrics.count_lookup("hit")
             handle = self._handles.seal_source(answer.grant)
             return Reply(
-                lookup_answer(answer.candidate, identity.tokens, request.evidence_echo, handle),
+                lookup_answer(answer.candidate, request.tokens, request.evidence_echo, handle),
                 answer.decision_id,
             )
         if isinstance(answer, Refused):
@@ -201,37 +203,31 @@ class Bridge:
 
     async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
-            reply = Reply(_HEALTH, None)
-        else:
-            reply = _refusal(
-                NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one"),
-                None,
-            )
-        request_id = self._request_id(scope, reply)
-        await _send(scope, receive, send, reply=reply, trace=None, request_id=request_id)
+            body = b"" if scope["method"] == "HEAD" else _HEALTH
+            headers = [_JSON, (b"content-length", b"%d" % len(_HEALTH))]
+            await send({"type": "http.response.start", "status": 200, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
+        error = NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one")
+        reply, request_id = _refusal(error, None), self._request_id(scope)
+        await _refuse(scope, receive, send, reply=reply, trace=None, request_id=request_id)
 
-    def _request_id(self, scope: Scope, reply: Reply) -> str | None:
+    def _request_id(self, scope: Scope) -> str:
         """Of a refusal: what its caller can quote, and the log has. An answer has its decision."""
-        if reply.error is None:
-            return None
         return request_id_of(scope["headers"]) or str(self._ids.uuid7())
 
-    def _observe(
+    def _observe_refusal(
         self,
         operation: Operation,
         reply: Reply,
         trace: Trace | None,
-        request_id: str | None,
+        request_id: str,
         started_us: int,
     ) -> None:
         duration_us = self._clock.monotonic_us() - started_us
         error = reply.error
-        self._metrics.observe_bridge(
-            operation, error.code if error else None, duration_us / _US_PER_S
-        )
-        if error is None:
-            # The decision is the record of an answer; a log line each would cost more than it.
-            return
+        assert error is not None
+        self._metrics.observe_bridge(operation, error.code, duration_us / _US_PER_S)
         log.warning(
             "bridge_refused",
             operation=operation,
@@ -251,32 +247,35 @@ _BODY_UNREAD: Final = frozenset(
 )
 
 
-async def _send(
+def _answer_headers(reply: Reply, trace: Trace | None) -> list[tuple[bytes, bytes]]:
+    headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
+    if reply.decision_id is not None:
+        headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
+        headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
+    if not reply.known:
+        headers.append((b"x-nexuskv-match", b"unknown"))
+    return headers
+
+
+async def _refuse(
     scope: Scope,
     receive: Receive,
     send: Send,
     *,
     reply: Reply,
     trace: Trace | None,
-    request_id: str | None,
+    request_id: str,
 ) -> None:
-    headers = [_JSON, (b"content-length", b"%d" % len(reply.body))]
-    status = 200
-    if reply.decision_id is not None:
-        headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
-        headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
-    if not reply.known:
-        headers.append((b"x-nexuskv-match", b"unknown"))
-    if request_id is not None:
-        headers.append((b"x-request-id", request_id.encode()))
-    if reply.error is not None:
-        status = reply.error.status
-        headers += _error_headers(reply.error)
-        if reply.error.code in _BODY_UNREAD:
-            await refuse_body(scope, receive, send, (status, headers, reply.body))
-            return
+    error = reply.error
+    assert error is not None
+    headers = _answer_headers(reply, trace)
+    headers.append((b"x-request-id", request_id.encode()))
+    headers += _error_headers(error)
+    if error.code in _BODY_UNREAD:
+        await refuse_body(scope, receive, send, (error.status, headers, reply.body))
+        return
     body = b"" if scope["method"] == "HEAD" else reply.body
-    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.start", "status": error.status, "headers": headers})
     await send({"type": "http.response.body", "body": body})
 
 

@@ -2,7 +2,8 @@
 
 The fast path is msgspec with the same constraints as `app.bridge.schemas`. Whatever it refuses,
 and every body with an escape (where a U+0000 could hide), is judged by the pydantic model,
-which also names the fault. The evidence objects repeat from request to request, so they are kept
+which also names the fault. Tokens are read by the core's own scanner, into a buffer and not into
+objects. The evidence objects repeat from request to request, so they are kept
 by their raw bytes and decoded only when new.
 """
 
@@ -18,12 +19,12 @@ from app.bridge import schemas
 from app.contract.evidence import InputSemanticIdentity, ModelIdentity, QueryEvidence
 from app.errors import ErrorCode, FieldError, NexusError
 from app.settings import MAX_QUERY_TOKENS
+from nexuskv_core import TokenText
 
 Text = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_TEXT_CHARS)]
 ScopeText = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_SCOPE_CHARS)]
 LongText = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_LOCATOR_CHARS)]
 HandleText = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_HANDLE_CHARS)]
-Token = Annotated[int, msgspec.Meta(ge=0, le=schemas.U32_MAX)]
 EngineGeneration = Annotated[int, msgspec.Meta(ge=1, le=schemas.I64_MAX)]
 _EVIDENCE_CACHE_ENTRIES: Final = 4096
 _MAX_REPORTED: Final = 20
@@ -36,7 +37,7 @@ class QueryIdentity(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=
     model: Text
     engine_family: Literal["sglang", "vllm"]
     semantic_type: Text
-    tokens: Annotated[list[Token], msgspec.Meta(max_length=MAX_QUERY_TOKENS)]
+    tokens: msgspec.Raw
 
 
 class LookupRequest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -114,6 +115,7 @@ def _echo(model: ModelIdentity, semantic: InputSemanticIdentity) -> bytes:
 
 class DecodedLookup(msgspec.Struct, frozen=True, gc=False):
     identity: QueryIdentity
+    tokens: TokenText
     evidence: QueryEvidence
     evidence_number: int
     # Both identities as an answer's `validation` begins with them; see `app.bridge.answers`.
@@ -140,20 +142,23 @@ class BridgeDecoder:
 
     def _fast_lookup(self, body: bytes) -> DecodedLookup:
         request = self._lookup.decode(body)
+        tokens = TokenText(request.identity.tokens)
+        if len(tokens) > MAX_QUERY_TOKENS:
+            raise ValueError
         pair = self._evidence.pair(
             request.locus_model_identity, request.locus_input_semantic_identity
         )
         evidence = QueryEvidence(
             pair.model_identity, pair.input_semantic_identity, request.input_fingerprint
         )
-        return DecodedLookup(request.identity, evidence, pair.number, pair.echo)
+        return DecodedLookup(request.identity, tokens, evidence, pair.number, pair.echo)
 
 
 def _decode(body: bytes, fast: Callable[[bytes], _T], model: type[BaseModel]) -> _T:
     if b"\\" not in body:
         try:
             return fast(body)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        except (msgspec.MsgspecError, ValueError, RecursionError):
             pass
     # Re-encoded from what the model accepted, the body holds no escape but control characters.
     return fast(orjson.dumps(judge(body, model).model_dump()))

@@ -37,17 +37,11 @@ class Access:
         self._keyring = keyring
         self._keyless_loopback = keyless_loopback
 
-    def authenticate_known(self, headers: Headers) -> Principal | None:
-        """The principal of a key this replica already knows; never waits.
+    def known(self, credential: bytes | None) -> Principal | None:
+        """The principal of the one Authorization header, if this replica knows its key.
 
-        None says nothing about the request but that `authenticate` has to decide it.
+        Never waits. None says nothing about the request but that `authenticate` has to decide it.
         """
-        credential = None
-        for name, value in headers:
-            if name == b"authorization":
-                if credential is not None:
-                    return None
-                credential = value
         return self._keyring.find(credential)
 
     async def authenticate(self, scope: AsgiScope) -> Principal:

@@ -57,7 +57,7 @@ class WriterLimits:
 
     max_rows: int = 200_000
     max_bytes: int = 256 * 1024 * 1024
-    batch_rows: int = 2_000
+    batch_rows: int = 500
     # A batch must fit into one statement time-out, also when its rows are large.
     batch_bytes: int = 8 * 1024 * 1024
     flush_interval_s: float = 0.2

@@ -9,7 +9,7 @@ import sys
 from array import array
 from enum import Enum
 from hashlib import blake2b
-from typing import Final
+from typing import Final, TypeAlias
 
 import msgspec
 
@@ -19,7 +19,7 @@ from app.contract.evidence import Evidence
 from app.contract.standing import standing
 from app.index.registered import RegisteredState, ScopeIdentity, StateRow
 from app.index.scopes import TenantHashing
-from nexuskv_core import PrefixIndex
+from nexuskv_core import PrefixIndex, TokenText
 
 _CLASSIFICATIONS: Final = (
     MatchClassification.EXACT,
@@ -30,6 +30,10 @@ _CLASSIFICATIONS: Final = (
 _TIER_RANK: Final = {tier: rank for rank, tier in enumerate(TierKind)}
 _ORDER_TIER_SHIFT: Final = 56
 _INTERNED_ENTRIES: Final = 65_536
+
+
+# Ids, first to last; the compiled index reads a buffer without an object per token.
+Tokens: TypeAlias = list[int] | TokenText
 
 
 class Freshness(Enum):
@@ -145,7 +149,7 @@ class StateIndex:
         number = self._numbers.get((tenant, entry_id))
         return None if number is None else self._slots[number]
 
-    def match(self, scope: ScopeIdentity, tokens: list[int], *, max_candidates: int) -> Matches:
+    def match(self, scope: ScopeIdentity, tokens: Tokens, *, max_candidates: int) -> Matches:
         """Read-only. No match is an empty candidate list. `tokens` are u32, ValueError else."""
         found = self._core.match(
             self.hashing.scope_key(scope), tokens, max_candidates=max_candidates

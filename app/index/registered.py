@@ -50,6 +50,7 @@ class RegisteredState:
         "entry",
         "evidence",
         "evidence_class",
+        "facts",
         "order",
         "rule",
         "scope",
@@ -70,6 +71,7 @@ class RegisteredState:
         self.rule: ReuseRule = reuse_rule(key.semantic_type)
         self.unit_tokens: int = extent_unit_tokens(descriptor)
         self.answer = answer_parts(registration.entry)
+        self.facts = _facts(registration.entry)
         self.scope = ScopeIdentity(
             key.tenant,
             key.namespace,
@@ -95,6 +97,17 @@ class RegisteredState:
     @property
     def partial(self) -> bool:
         return allows_partial(self.entry.descriptor)
+
+
+def _facts(entry: CacheEntry) -> str:
+    """The rest of a JSON object, in which a decision says which state of which place matched."""
+    return msgspec.json.encode(
+        {
+            "generation": entry.identity.version.generation,
+            "tier": entry.location.tier,
+            "locator": entry.location.locator,
+        }
+    ).decode()[1:]
 
 
 def answer_parts(entry: CacheEntry) -> AnswerParts:

@@ -10,11 +10,11 @@ from typing import Final
 
 from app.errors import ErrorCode, NexusError
 from app.index.registered import ScopeIdentity
+from nexuskv_core import siphash_128
 
 _CACHE_ENTRIES: Final = 65_536
 _PERSON_TENANT: Final = b"nexuskv-tenant"
 _PERSON_SCOPE: Final = b"nexuskv-scope"
-_PERSON_VALUE: Final = b"nexuskv-value"
 
 
 class TenantHashing:
@@ -24,7 +24,7 @@ class TenantHashing:
         """Without a secret every derivation raises DATABASE_UNAVAILABLE until one is adopted."""
         self._secret: bytes | None = None
         self._tenants: dict[str, bytes] = {}
-        self._scopes: dict[ScopeIdentity, bytes] = {}
+        self._scopes: dict[ScopeIdentity, tuple[ScopeIdentity, bytes]] = {}
 
         if secret is not None:
             self.adopt(secret)
@@ -40,24 +40,27 @@ class TenantHashing:
     def scope_key(self, scope: ScopeIdentity) -> bytes:
         """The 16-byte hash key under which this scope's tokens are chained."""
         found = self._scopes.get(scope)
-        if found is None:
-            digest = blake2b(
-                digest_size=16, key=self._tenant_key(scope.tenant), person=_PERSON_SCOPE
-            )
-            for part in (scope.namespace, scope.model, scope.engine_family, scope.semantic_type):
-                _update_framed(digest, part.encode())
-            for number in (scope.block_id, scope.page_id):
-                _update_framed(digest, b"" if number is None else str(number).encode())
-            found = digest.digest()
-            if len(self._scopes) >= _CACHE_ENTRIES:
-                self._scopes.clear()
-            self._scopes[scope] = found
-        return found
+        return self._add(scope)[1] if found is None else found[1]
+
+    def interned(self, scope: ScopeIdentity) -> ScopeIdentity:
+        """An equal scope that is kept anyway: for who holds on to many."""
+        found = self._scopes.get(scope)
+        return self._add(scope)[0] if found is None else found[0]
+
+    def _add(self, scope: ScopeIdentity) -> tuple[ScopeIdentity, bytes]:
+        digest = blake2b(digest_size=16, key=self._tenant_key(scope.tenant), person=_PERSON_SCOPE)
+        for part in (scope.namespace, scope.model, scope.engine_family, scope.semantic_type):
+            _update_framed(digest, part.encode())
+        for number in (scope.block_id, scope.page_id):
+            _update_framed(digest, b"" if number is None else str(number).encode())
+        if len(self._scopes) >= _CACHE_ENTRIES:
+            self._scopes.clear()
+        made = self._scopes[scope] = (scope, digest.digest())
+        return made
 
     def fingerprint(self, tenant: str, value: bytes) -> str:
         """32 hex characters: equal values of one tenant agree, nothing else can be read from it."""
-        key = self._tenant_key(tenant)
-        return blake2b(value, digest_size=16, key=key, person=_PERSON_VALUE).hexdigest()
+        return siphash_128(self._tenant_key(tenant)[:16], value).hex()
 
     def _tenant_key(self, tenant: str) -> bytes:
         found = self._tenants.get(tenant)

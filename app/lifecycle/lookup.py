@@ -79,6 +79,7 @@ class _Judged(msgspec.Struct, frozen=True, gc=False):
     excluded: list[Exclusion]
 
 
+_NOTHING: Final[tuple[Exclusion, ...]] = ()
 _NOT_JUDGED: Final = _Judged(Matches(None, [], 0), None, [])
 
 
@@ -183,22 +184,23 @@ class Lookup:
         reason: str | None,
     ) -> None:
         matches, clock = judged.matches, self._clock
+        scope = self._index.hashing.interned(query.scope)
         self._sink.defer(
             LookupObservation(
                 self._recorder,
                 decision_id,
-                clock.now(),
-                query.scope,
+                clock.now_us(),
+                scope,
                 len(query.tokens),
-                query.evidence,
-                query.evidence_number,
+                self._recorder.inputs_head(scope, query.evidence, query.evidence_number),
+                query.evidence.input_fingerprint,
                 caller.principal.key_id,
                 caller.trace_id,
                 freshness.value,
                 end,
                 reason,
                 judged.winner,
-                judged.excluded,
+                judged.excluded or _NOTHING,
                 matches.identity_hash,
                 len(matches.candidates),
                 matches.truncated,

@@ -6,7 +6,7 @@ many times in a row, is also half as expensive.
 """
 
 from collections.abc import Sequence
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from typing import Final
 from uuid import UUID
 
@@ -20,9 +20,10 @@ from app.index.registered import ScopeIdentity
 from app.index.scopes import TenantHashing
 from app.policy.document import ExecutionPolicy, advisory_mismatches
 
-_INPUTS_CACHE_ENTRIES: Final = 4_096
+_HEADS_CACHE_ENTRIES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 32
 _NOTHING_EXCLUDED: Final = "[]"
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class Exclusion(msgspec.Struct, frozen=True, gc=False):
@@ -44,18 +45,18 @@ class LookupObservation(msgspec.Struct, frozen=True, gc=False):
 
     recorder: "LookupRecorder"
     decision_id: UUID
-    created_at: datetime
+    created_us: int
     scope: ScopeIdentity
     query_tokens: int
-    evidence: QueryEvidence
-    evidence_number: int
+    inputs_head: str
+    input_fingerprint: str
     key_id: str
     trace_id: str | None
     freshness: str
     end: End
     reason: str | None
     winner: Candidate | None
-    excluded: list[Exclusion]
+    excluded: Sequence[Exclusion]
     identity_hash: bytes | None
     candidates: int
     truncated: int
@@ -75,14 +76,14 @@ class LookupRecorder:
         self._hashing = hashing
         self._policy = policy
         self._max_candidates = max_candidates
-        self._inputs: dict[tuple[ScopeIdentity, int], str] = {}
+        self._heads: dict[tuple[ScopeIdentity, int], str] = {}
 
     def decision(self, seen: LookupObservation) -> Decision:
         """The row of one lookup."""
         decision_id, scope, winner = seen.decision_id, seen.scope, seen.winner
         return Decision(
             decision_id,
-            seen.created_at,
+            _EPOCH + timedelta(microseconds=seen.created_us),
             scope.tenant,
             scope.namespace,
             scope.model,
@@ -108,34 +109,37 @@ class LookupRecorder:
             self._inputs_json(seen),
         )
 
+    def inputs_head(self, scope: ScopeIdentity, evidence: QueryEvidence, number: int) -> str:
+        """What repeats in the inputs of every decision with this evidence: an open JSON object.
+
+        Encoded once, so that an observation keeps one string alive and none of its request.
+        """
+        key = (scope, number)
+        head = self._heads.get(key)
+        if head is None:
+            head = self._encoded_head(scope, evidence)
+            if len(self._heads) >= _HEADS_CACHE_ENTRIES:
+                self._heads.clear()
+            self._heads[key] = head
+        return head
+
     def _inputs_json(self, seen: LookupObservation) -> str:
-        """What the decision was made from. All but three values repeat with the evidence."""
-        key = (seen.scope, seen.evidence_number)
-        constant = self._inputs.get(key)
-        if constant is None:
-            constant = self._constant_inputs(seen)
-            if len(self._inputs) >= _INPUTS_CACHE_ENTRIES:
-                self._inputs.clear()
-            self._inputs[key] = constant
+        """What the decision was made from."""
         # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-        fingerprint = self._hashing.fingerprint(
-            seen.scope.tenant, seen.evidence.input_fingerprint.encode()
-        )
+        fingerprint = self._hashing.fingerprint(seen.scope.tenant, seen.input_fingerprint.encode())
         return (
-            f'{constant},"query_tokens":{seen.query_tokens},"input_fingerprint":"{fingerprint}",'
-            f'"freshness":"{seen.freshness}"}}'
+            f'{seen.inputs_head},"query_tokens":{seen.query_tokens},'
+            f'"input_fingerprint":"{fingerprint}","freshness":"{seen.freshness}"}}'
         )
 
-    def _constant_inputs(self, seen: LookupObservation) -> str:
-        """An open JSON object."""
-        scope = seen.scope
+    def _encoded_head(self, scope: ScopeIdentity, evidence: QueryEvidence) -> str:
         return _json(
             {
                 "v": INPUTS_VERSION,
                 "engine_family": scope.engine_family,
                 "semantic_type": scope.semantic_type,
-                "model_identity": seen.evidence.model_identity,
-                "input_semantic_identity": seen.evidence.input_semantic_identity,
+                "model_identity": evidence.model_identity,
+                "input_semantic_identity": evidence.input_semantic_identity,
                 "max_candidates": self._max_candidates,
                 "advisory": advisory_mismatches(self._policy, scope.tenant, scope.namespace),
             }
@@ -153,17 +157,9 @@ _COMPATIBLE_JSON: Final = _json({"reusable": True, "reason": "compatible"})
 
 
 def _match_json(seen: LookupObservation, winner: Candidate) -> str:
-    state = winner.state
-    return _json(
-        {
-            "classification": winner.classification,
-            "matched_tokens": winner.matched_tokens,
-            "candidates": seen.candidates,
-            "truncated": seen.truncated,
-            "generation": state.generation,
-            "tier": state.entry.location.tier,
-            "locator": state.entry.location.locator,
-        }
+    return (
+        f'{{"classification":"{winner.classification}","matched_tokens":{winner.matched_tokens},'
+        f'"candidates":{seen.candidates},"truncated":{seen.truncated},{winner.state.facts}'
     )
 
 

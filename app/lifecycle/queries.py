@@ -8,13 +8,14 @@ import msgspec
 from app.contract.evidence import QueryEvidence
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.registered import ScopeIdentity
+from nexuskv_core import TokenText
 
 
 class LookupQuery(msgspec.Struct, frozen=True, gc=False):
     """What the caller is about to compute. `evidence_number` is equal for equal evidence."""
 
     scope: ScopeIdentity
-    tokens: list[int]
+    tokens: TokenText
     evidence: QueryEvidence
     evidence_number: int
 

@@ -154,6 +154,13 @@ def test_callers_without_a_valid_key(service):
                 assert answer.headers["www-authenticate"] == "Bearer"
 
 
+def test_two_credentials_are_refused(service):
+    pairs = [("authorization", f"Bearer {service.admin_key}")] * 2
+    with httpx.Client(base_url=service.url) as client:
+        answer = client.post("/locus/v1/lookup", json=lookup_body("t"), headers=pairs)
+    assert error_code(answer) == (401, "unauthorized")
+
+
 def test_a_key_without_the_bridge_scope(service):
     with service.client(service.key(Scope.DECISIONS_READ)) as client:
         assert error_code(post(client, "lookup", lookup_body("t"))) == (403, "tenant_forbidden")
