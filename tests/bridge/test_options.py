@@ -166,7 +166,7 @@ def test_an_option_is_consumed_once_and_its_receipt_is_kept(service, tenant):
             assert error_code(answer) == (409, code), changes
         replays = [
             item["outcome"]
-            for item in decisions_of(client, 14, tenant=tenant)
+            for item in decisions_of(client, 11, tenant=tenant)
             if item["kind"] == "materialize"
         ]
     assert replays.count("materialized") == 1
