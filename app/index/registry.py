@@ -4,6 +4,7 @@ Every write is one transaction; the index of this process follows its commit, th
 follow by polling (`app.index.sync`).
 """
 
+import asyncio
 import sys
 from array import array
 from collections.abc import Sequence
@@ -32,6 +33,8 @@ from app.index.repository import (
     states_upsert,
 )
 
+# A batch may hold 8 MiB; lookups go on beside it.
+ENTRIES_AT_A_TIME: Final = 16
 _decode_registration: Final = msgspec.json.Decoder(Registration).decode
 
 
@@ -68,7 +71,11 @@ class StateRegistry:
 
         An entry id that stands twice in a batch is applied twice, in order.
         """
-        writes = [self._write(registration) for registration in registrations]
+        writes: list[StateWrite] = []
+        for registration in registrations:
+            writes.append(self._write(registration))
+            if len(writes) % ENTRIES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
         results: list[Registered | None] = [None] * len(writes)
         stored: list[tuple[int, UUID]] = []
         async with self._database.write() as session:

@@ -1,18 +1,25 @@
 """A registration body, entry by entry: what is good is registered, what is not says why."""
 
-from collections.abc import Mapping
+import asyncio
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 import orjson
+import structlog
 
 from app.contract.findings import pointer_to
 from app.contract.registration import Registration, parse_registration
 from app.control.keys import Principal
 from app.errors import ErrorCode, FieldError, NexusError
-from app.index.registry import Registered, RegisterStatus, StateRegistry
+from app.index.registry import ENTRIES_AT_A_TIME, Registered, RegisterStatus, StateRegistry
 from app.metrics import Metrics
-from app.policy.document import ExecutionPolicy, resolve_namespace, resolve_tenant
+from app.policy.document import (
+    ExecutionPolicy,
+    advisory_mismatches,
+    resolve_namespace,
+    resolve_tenant,
+)
 from app.settings import MAX_BATCH_ENTRIES
 
 _STATUS: Final = {
@@ -21,6 +28,7 @@ _STATUS: Final = {
     RegisterStatus.UNCHANGED: 200,
     RegisterStatus.CONFLICT: 409,
 }
+log = structlog.get_logger(__name__)
 _KEY_PATHS: Final = (("reuse_key", "identity"), ("entry", "identity", "key"))
 
 
@@ -50,7 +58,12 @@ class StateIntake:
 
     async def register(self, body: bytes, principal: Principal) -> list[ItemResult]:
         """One result for each entry. Raises NexusError when the body as a whole is wrong."""
-        items = [self._parse(item, principal) for item in decode_batch(body)]
+        items: list[Registration | NexusError] = []
+        for item in decode_batch(body):
+            items.append(self._parse(item, principal))
+            if len(items) % ENTRIES_AT_A_TIME == 0:
+                await asyncio.sleep(0)
+        self._note_advisory(items)
         good = [item for item in items if isinstance(item, Registration)]
         stored = iter(await self._registry.register(good) if good else ())
         results = [
@@ -64,6 +77,15 @@ class StateIntake:
                 result.registered.status.value if result.registered else "rejected"
             )
         return results
+
+    def _note_advisory(self, items: Sequence[Registration | NexusError]) -> None:
+        """Advisory tenancy denies nothing; a batch that strays from it leaves a line in the log."""
+        keys = [item.entry.identity.key for item in items if isinstance(item, Registration)]
+        straying = sum(
+            bool(advisory_mismatches(self._policy, key.tenant, key.namespace)) for key in keys
+        )
+        if straying:
+            log.info("tenancy_advisory", entries=straying, of_entries=len(keys))
 
     def _parse(self, item: object, principal: Principal) -> Registration | NexusError:
         if not isinstance(item, dict):
