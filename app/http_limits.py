@@ -7,7 +7,7 @@ closed.
 """
 
 import asyncio
-from collections.abc import Iterable
+from collections.abc import Awaitable, Callable, Iterable
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -18,6 +18,8 @@ from app.settings import MAX_BODY_BYTES
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 10.0
+# Once its first bytes are here, a body has this long to be complete.
+BODY_S = 30.0
 # More digits than any length that fits a signed 64-bit integer: too large, whatever it says.
 _MAX_LENGTH_DIGITS = 18
 
@@ -56,7 +58,16 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int = MAX_BODY_
         raise _too_large(limit_bytes)
     if not message.get("more_body", False):
         return body
-    collected = bytearray(body)
+    try:
+        async with asyncio.timeout(BODY_S):
+            return await _rest_of_body(receive, bytearray(body), limit_bytes)
+    except TimeoutError:
+        raise NexusError(
+            ErrorCode.INVALID_BODY, f"The body did not arrive within {BODY_S:g} s"
+        ) from None
+
+
+async def _rest_of_body(receive: Receive, collected: bytearray, limit_bytes: int) -> bytes:
     while True:
         message = await receive()
         collected += _body_of(message)
@@ -96,8 +107,16 @@ class BodyLimitMiddleware:
     depend on what the application makes of an error in the middle of its read.
     """
 
-    def __init__(self, app: ASGIApp, *, limit_bytes: int = MAX_BODY_BYTES) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        authorise: Callable[[Scope], Awaitable[object]] | None = None,
+        limit_bytes: int = MAX_BODY_BYTES,
+    ) -> None:
+        """`authorise` raises NexusError for a caller whose body is not even to be read."""
         self._app = app
+        self._authorise = authorise
         self._limit_bytes = limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -105,6 +124,8 @@ class BodyLimitMiddleware:
             await self._app(scope, receive, send)
             return
         try:
+            if self._authorise is not None:
+                await self._authorise(scope)
             body = await read_body(scope, receive, self._limit_bytes)
         except NexusError as error:
             await refuse_body(scope, receive, send, problem_for(error, scope))

@@ -94,6 +94,6 @@ def create_app(
     )
     include_routers(app, services)
     install_handlers(app)
-    app.add_middleware(BodyLimitMiddleware)
+    app.add_middleware(BodyLimitMiddleware, authorise=services.access.authenticate)
     app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics)
     return app

@@ -29,6 +29,8 @@ from app.problem import MEDIA_TYPE, problem_for
 
 _CURSOR_KIND = "states"
 _MULTI_STATUS = 207
+# Of each entry of a batch that may have a thousand.
+_MAX_FINDINGS = 20
 
 
 def states_router() -> APIRouter:
@@ -163,7 +165,7 @@ def _result(index: int, result: ItemResult) -> dict[str, Any]:
             "detail": error.message,
             "errors": [
                 {"pointer": found.pointer, "code": found.code, "detail": found.detail}
-                for found in error.errors
+                for found in error.errors[:_MAX_FINDINGS]
             ],
         },
     }

@@ -281,6 +281,8 @@ async def _refuse(
 
 def _refusal(error: NexusError, decision_id: UUID | None) -> Reply:
     error = on_the_wire(error)
+    # Its frames hold the reply, which holds it: a cycle that would keep the whole request alive.
+    error.__traceback__ = error.__context__ = error.__cause__ = None
     return Reply(error_body(error), decision_id, error)
 
 

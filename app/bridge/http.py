@@ -12,6 +12,8 @@ from app.errors import ErrorCode, NexusError
 from app.problem import problem_response
 
 _PREFIX: Final = PREFIX.encode()
+# Parsing a head costs more with every piece of it; nothing legitimate comes near this.
+MAX_HEAD_BYTES: Final = 65_536
 log = structlog.get_logger("nexuskv.http")
 
 
@@ -21,30 +23,48 @@ class BridgeHttpProtocol(HttpToolsProtocol):
     Its text/plain answer to a malformed request, and the two writes of an answer that is whole.
     """
 
+    _latest = b""
+    _head_bytes = 0
+
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # uvicorn makes the cycle deep inside its header callback and has no hook for its class.
         cycle.__class__ = OneWriteCycle
         super()._start_asgi_task(cycle, app)
 
+    def data_received(self, data: bytes) -> None:
+        self._latest = data
+        super().data_received(data)
+        # uvicorn makes the scope with the first byte of a head, and its method with the last.
+        scope: Any = self.scope
+        if scope is None or "method" in scope:
+            self._head_bytes = 0
+            return
+        self._head_bytes += len(data)
+        if self._head_bytes > MAX_HEAD_BYTES and not self.transport.is_closing():
+            self._refuse(
+                NexusError(
+                    ErrorCode.REQUEST_TOO_LARGE,
+                    f"The request line and headers are larger than {MAX_HEAD_BYTES} bytes",
+                )
+            )
+
     def send_400_response(self, msg: str) -> None:
-        url: bytes = getattr(self, "url", b"")
-        error = NexusError(_fault(getattr(self, "headers", [])), f"{msg} Check its headers.")
-        if url.startswith(_PREFIX):
+        lengths = b"content-length" in self._latest[:MAX_HEAD_BYTES].lower()
+        code = ErrorCode.INVALID_CONTENT_LENGTH if lengths else ErrorCode.INVALID_BODY
+        self._refuse(NexusError(code, f"{msg} Check its request line and headers."))
+
+    def _refuse(self, error: NexusError) -> None:
+        if getattr(self, "url", b"").startswith(_PREFIX):
             body, media_type = error_body(error), b"application/json"
         else:
             _, _, body = problem_response(error, "-")
             media_type = b"application/problem+json"
         log.warning("request_not_http", code=error.code.value)
         self.transport.write(
-            b"HTTP/1.1 400 Bad Request\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
-            b"connection: close\r\n\r\n%b" % (media_type, len(body), body)
+            b"HTTP/1.1 %b\r\ncontent-type: %b\r\ncontent-length: %d\r\n"
+            b"connection: close\r\n\r\n%b" % (_STATUS[error.status], media_type, len(body), body)
         )
         self.transport.close()
 
 
-def _fault(headers: list[tuple[bytes, bytes]]) -> ErrorCode:
-    """The parser stops at the first fault and does not name it; a length is the usual one."""
-    lengths = [value for name, value in headers if name == b"content-length"]
-    if len(lengths) == 1 and lengths[0].isdigit():
-        return ErrorCode.INVALID_BODY
-    return ErrorCode.INVALID_CONTENT_LENGTH
+_STATUS: Final = {400: b"400 Bad Request", 413: b"413 Content Too Large"}

@@ -8,6 +8,7 @@ by their raw bytes and decoded only when new.
 """
 
 import itertools
+from collections import deque
 from collections.abc import Callable
 from typing import Annotated, Any, Final, Literal, TypeVar
 
@@ -27,7 +28,9 @@ LongText = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_LOCA
 HandleText = Annotated[str, msgspec.Meta(min_length=1, max_length=schemas.MAX_HANDLE_CHARS)]
 EngineGeneration = Annotated[int, msgspec.Meta(ge=1, le=schemas.I64_MAX)]
 _EVIDENCE_CACHE_ENTRIES: Final = 4096
+_EVIDENCE_CACHE_BYTES: Final = 8_192
 _MAX_REPORTED: Final = 20
+_MAX_OBJECT_FIELDS: Final = 64
 _T = TypeVar("_T")
 
 
@@ -101,7 +104,9 @@ class QueryEvidenceCache:
             found = _EvidencePair(next(self._numbers), *identities, _echo(*identities))
             if len(self._pairs) >= _EVIDENCE_CACHE_ENTRIES:
                 self._pairs.clear()
-            self._pairs[key] = found
+            # White space may swell the same evidence to megabytes; that is not kept.
+            if len(key) <= _EVIDENCE_CACHE_BYTES:
+                self._pairs[key] = found
         return found
 
 
@@ -175,10 +180,15 @@ def judge(body: bytes, model: type[BaseModel]) -> BaseModel:
             ErrorCode.INVALID_BODY, f"the body must be a JSON object, not {_json_type(value)}"
         )
     _check_versions(value)
+    _check_sizes(value, "")
+    if isinstance(identity := value.get("identity"), dict):
+        identity["tokens"] = _up_to_faults(identity.get("tokens"))
     try:
         return model.model_validate(value)
     except ValidationError as error:
-        raise _as_nexus_error(error) from None
+        refusal = _as_nexus_error(error)
+    # Raised out here, the refusal keeps neither the findings nor the body alive.
+    raise refusal
 
 
 def _check_versions(value: dict[str, Any]) -> None:
@@ -190,6 +200,32 @@ def _check_versions(value: dict[str, Any]) -> None:
         found = value.get(field, known)
         if isinstance(found, str) and found != known:
             raise NexusError(code, f"{field} must be {known!r}")
+
+
+def _check_sizes(value: dict[str, Any], at: str) -> None:
+    """Naming every field of a huge object would cost more than the object is worth."""
+    if len(value) > _MAX_OBJECT_FIELDS:
+        raise NexusError(
+            ErrorCode.UNKNOWN_FIELD,
+            f"{at or 'the body'}: has {len(value)} fields, and none here has "
+            f"more than {_MAX_OBJECT_FIELDS}",
+        )
+    for name, item in value.items():
+        if isinstance(item, dict):
+            _check_sizes(item, f"{at}{_pointer((name,))}")
+
+
+def _up_to_faults(tokens: Any) -> Any:
+    """The list cut behind its first faults: a million of them are told no better than twenty."""
+    if not isinstance(tokens, list):
+        return tokens
+    faults = (
+        position
+        for position, token in enumerate(tokens)
+        if type(token) is not int or not 0 <= token <= schemas.U32_MAX
+    )
+    last = deque(itertools.islice(faults, _MAX_REPORTED), maxlen=1)
+    return tokens[: last[0] + 1] if last else tokens
 
 
 def _as_nexus_error(error: ValidationError) -> NexusError:

@@ -31,7 +31,7 @@ _KEEP_ALIVE_S: Final = 75
 _GRACEFUL_S: Final = 10
 _EVIDENCE_LEVEL: Final = "protocol"
 # Requests make many short-lived objects and no cycles; collecting every 700 of them is waste.
-_GC_THRESHOLDS: Final = (50_000, 20, 50)
+_GC_THRESHOLDS: Final = (50_000, 10, 10)
 log = structlog.get_logger("nexuskv.server")
 
 

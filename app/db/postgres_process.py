@@ -121,11 +121,14 @@ def server_environment() -> Mapping[str, str]:
 
 
 def end_process(pid: int, gone: Callable[[float], bool], clock: Clock, *, timeout_s: float) -> None:
-    """SIGINT, then after `timeout_s` SIGQUIT; raises PostgresStartError when neither ends it.
+    """SIGINT, then after `timeout_s` SIGQUIT, then SIGKILL; PostgresStartError if none ends it.
+
+    A frozen server handles no signal but the last; its write-ahead log makes that safe.
 
     `gone(wait_s)` waits at most that long and says whether the process has ended.
     """
-    for number, limit_s in ((signal.SIGINT, timeout_s), (signal.SIGQUIT, 10.0)):
+    steps = ((signal.SIGINT, timeout_s), (signal.SIGQUIT, 10.0), (signal.SIGKILL, 10.0))
+    for number, limit_s in steps:
         try:
             os.kill(pid, number)
         except ProcessLookupError:

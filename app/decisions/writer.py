@@ -29,6 +29,7 @@ _ROW_BASE_BYTES = 1024
 # An observation and what it refers to that nothing else does.
 _DEFERRED_BYTES = 2048
 _ROWS_AT_A_TIME = 64
+_FAILING_LONG_US = 10_000_000
 _LOSS_LOG_INTERVAL_US = 10_000_000
 
 
@@ -102,13 +103,17 @@ class DecisionWriter:
         self._hurry = asyncio.Event()
         self._waiters: dict[asyncio.Future[None], int] = {}
         self._task: asyncio.Task[None] | None = None
+        self._failing_since_us: int | None = None
         self._loss_logged = 0
         self._loss_logged_us: int | None = None
 
     @property
     def alive(self) -> bool:
-        """Whether the task that stores rows is running."""
-        return self._task is not None and not self._task.done()
+        """Whether the task that stores rows is running, and has not been failing for long."""
+        if self._task is None or self._task.done():
+            return False
+        failing_us = self._failing_since_us
+        return failing_us is None or self._clock.monotonic_us() - failing_us < _FAILING_LONG_US
 
     @property
     def recorded(self) -> int:
@@ -265,6 +270,7 @@ class DecisionWriter:
             try:
                 await self._store.store(flight)
             except Exception as error:  # noqa: BLE001 - a writer that dies loses all that follows
+                self._failing_since_us = self._failing_since_us or self._clock.monotonic_us()
                 log.warning(
                     "decision_flush_failed",
                     error=type(error).__name__,
@@ -275,7 +281,7 @@ class DecisionWriter:
                 self._log_losses(now_us=self._clock.monotonic_us())
                 await _pause(self._hurry, retry_s * (0.5 + 0.5 * self._jitter()))
                 retry_s = min(2 * retry_s, self._limits.retry_max_s)
-        self._flight = None
+        self._flight = self._failing_since_us = None
         self.lost[LossReason.INVALID] += flight.given_up
         take = self._queue.popleft
         self._queue_bytes -= sum(take()[1] for _ in range(flight.rows))

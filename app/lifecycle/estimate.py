@@ -5,7 +5,7 @@ from typing import Final
 from uuid import UUID
 
 from app.clock import Clock, IdSource
-from app.contract.transitions import LifecycleState, path
+from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
@@ -15,16 +15,12 @@ from app.index.repository import StoredState
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.observe import Attempt, Observer
 from app.lifecycle.queries import EstimateQuery
-from app.lifecycle.recheck import still_valid
+from app.lifecycle.recheck import named_state, stands
 from app.planner.bytes import payload_bytes
 from app.planner.cost import CostModel, TransferEstimate
 
 _US_PER_S: Final = 1_000_000
 _S = LifecycleState
-_PATH_PLANNED: Final = list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.PLANNED))
-_PATH_REFUSED: Final = list(
-    path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.RECOMPUTED, _S.OBSERVED)
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,15 +58,15 @@ class Estimate:
         try:
             grant = self._honoured(query, attempt)
             async with self._database.read() as session:
-                found = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
-            stored = attempt.stored = _live(found)
-            _check_source(query, stored)
+                attempt.stored = await named_state(session, grant)
+            stored = _checked(query, grant, attempt.stored)
+            attempt.reached(_S.VALIDATED)
             priced = self._price(query, attempt, grant, stored)
         except NexusError as error:
-            self._observer.refused(attempt, error, _PATH_REFUSED)
+            self._observer.refused(attempt, error)
             return Refused(error, attempt.decision_id)
         except Exception as error:
-            self._observer.failed(attempt, error, _PATH_REFUSED)
+            self._observer.failed(attempt, error)
             raise
         return priced
 
@@ -80,6 +76,7 @@ class Estimate:
         if grant is None or not attempt.caller.principal.may_use(grant.tenant):
             raise _handle_mismatch()
         attempt.grant, attempt.parent_id = grant, grant.lookup_id
+        attempt.reached(_S.MATCHED)
         if grant.expires_us < self._clock.now_us():
             raise _handle_mismatch()
         return grant
@@ -112,7 +109,8 @@ class Estimate:
         attempt.selected_path = (
             estimate.topology_path or f"{stored.tier}->local@{query.target_residency}"
         )
-        self._observer.decided(attempt, DecisionOutcome.ESTIMATED, _PATH_PLANNED)
+        attempt.reached(_S.PLANNED)
+        self._observer.decided(attempt, DecisionOutcome.ESTIMATED)
         return Priced(option, estimate, attempt.decision_id)
 
 
@@ -128,13 +126,9 @@ def _inputs(query: EstimateQuery) -> dict[str, object]:
     }
 
 
-def _live(stored: StoredState | None) -> StoredState:
-    if stored is None:
+def _checked(query: EstimateQuery, grant: SourceGrant, stored: StoredState | None) -> StoredState:
+    if stored is None or not stands(stored, grant):
         raise _handle_mismatch()
-    return stored
-
-
-def _check_source(query: EstimateQuery, stored: StoredState) -> None:
     if stored.entry_id != query.source_state:
         raise NexusError(
             ErrorCode.SOURCE_STATE_MISMATCH, "source_state is not the state of the source handle"
@@ -144,6 +138,7 @@ def _check_source(query: EstimateQuery, stored: StoredState) -> None:
             ErrorCode.SOURCE_LOCATION_MISMATCH,
             "source_locator or source_tier is not where the state of the source handle lies",
         )
+    return stored
 
 
 def _handle_mismatch() -> NexusError:

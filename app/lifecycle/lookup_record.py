@@ -21,7 +21,7 @@ from app.index.scopes import TenantHashing
 from app.policy.document import ExecutionPolicy, advisory_mismatches
 
 _HEADS_CACHE_ENTRIES: Final = 4_096
-_MAX_RECORDED_EXCLUSIONS: Final = 32
+_MAX_RECORDED_EXCLUSIONS: Final = 256
 _NOTHING_EXCLUDED: Final = "[]"
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -98,7 +98,7 @@ class LookupRecorder:
             self._policy.version,
             winner.state.entry_id if winner else None,
             winner.state.state_id if winner else None,
-            _match_json(seen, winner) if winner else None,
+            _match_json(seen, winner),
             _COMPATIBLE_JSON if winner else None,
             _excluded_json(seen.excluded),
             None,  # estimate
@@ -156,10 +156,20 @@ def _json(value: object) -> str:
 _COMPATIBLE_JSON: Final = _json({"reusable": True, "reason": "compatible"})
 
 
-def _match_json(seen: LookupObservation, winner: Candidate) -> str:
+def _match_json(seen: LookupObservation, winner: Candidate | None) -> str | None:
+    """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
+    if winner is not None:
+        return (
+            f'{{"classification":"{winner.classification}",'
+            f'"matched_tokens":{winner.matched_tokens},{_counts(seen)},{winner.state.facts}'
+        )
+    return f"{{{_counts(seen)}}}" if seen.candidates else None
+
+
+def _counts(seen: LookupObservation) -> str:
     return (
-        f'{{"classification":"{winner.classification}","matched_tokens":{winner.matched_tokens},'
-        f'"candidates":{seen.candidates},"truncated":{seen.truncated},{winner.state.facts}'
+        f'"candidates":{seen.candidates},"truncated":{seen.truncated},'
+        f'"excluded":{len(seen.excluded)}'
     )
 
 

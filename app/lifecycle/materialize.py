@@ -27,7 +27,7 @@ from app.contract.payload import (
     PayloadLocation,
     StateSliceDescriptor,
 )
-from app.contract.transitions import LifecycleState, path
+from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
@@ -41,14 +41,11 @@ from app.index.repository import StoredState
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.observe import Attempt, Observer
 from app.lifecycle.queries import MaterializeQuery
-from app.lifecycle.recheck import still_valid
+from app.lifecycle.recheck import named_state, stands
 
 _FENCE_MASK: Final = (1 << 62) - 1
 _PROTOCOL_RECEIPT: Final = "nexuskv.protocol-transfer-receipt.v1"
 _S = LifecycleState
-_TO_PLANNED: Final = (_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.PLANNED)
-_PATH_DONE: Final = list(path(*_TO_PLANNED, _S.RESERVED, _S.MATERIALIZED, _S.OBSERVED))
-_PATH_REFUSED: Final = list(path(*_TO_PLANNED, _S.RECOMPUTED, _S.OBSERVED))
 log = structlog.get_logger(__name__)
 
 
@@ -92,13 +89,14 @@ class Materialize:
             receipt = _receipt(query, grant, result)
             await self._commit(claim, receipt)
         except NexusError as error:
-            self._observer.refused(attempt, error, _PATH_REFUSED)
+            self._observer.refused(attempt, error)
             return Refused(error, attempt.decision_id)
         except Exception as error:
-            self._observer.failed(attempt, error, _PATH_REFUSED)
+            self._observer.failed(attempt, error)
             raise
         attempt.selected_path = receipt.execution_backend
-        self._observer.decided(attempt, DecisionOutcome.MATERIALIZED, _PATH_DONE)
+        attempt.reached(_S.MATERIALIZED, _S.OBSERVED)
+        self._observer.decided(attempt, DecisionOutcome.MATERIALIZED)
         self._observer.completed(
             attempt,
             bytes_transferred=receipt.bytes_transferred,
@@ -129,18 +127,18 @@ class Materialize:
         """The source to execute from, with the claim taken; or the claim that was consumed."""
         async with self._database.write() as session:
             found = await claim_find(session, claim.option_id)
+            stored = attempt.stored = await named_state(session, grant)
             if found is not None and found.consumed:
                 return found
             self._check_free(claim, grant, found)
-            stored = await still_valid(session, grant.state_id, grant.generation, grant.tenant)
-            if stored is None:
+            if stored is None or not stands(stored, grant):
                 raise NexusError(
                     ErrorCode.SOURCE_STATE_MISMATCH,
                     "the source state was deleted or superseded; look the input up again",
                 )
-            attempt.stored = stored
             if not await claim_take(session, claim):
                 raise _busy()
+        attempt.reached(_S.RESERVED)
         return stored
 
     def _replay(self, attempt: Attempt, claim: ClaimRequest, found: StoredClaim) -> Materialized:
@@ -149,7 +147,9 @@ class Materialize:
         assert found.receipt is not None
         receipt = msgspec.json.decode(found.receipt, type=Receipt)
         attempt.parent_id = found.decision_id or attempt.parent_id
-        self._observer.decided(attempt, DecisionOutcome.REPLAYED, _PATH_DONE)
+        # Nothing runs a second time.
+        attempt.reached(_S.SKIPPED, _S.OBSERVED)
+        self._observer.decided(attempt, DecisionOutcome.REPLAYED)
         return Materialized(receipt, True, attempt.decision_id)
 
     def _check_free(
@@ -237,6 +237,7 @@ def _honoured(query: MaterializeQuery, attempt: Attempt) -> OptionGrant:
             "option_handle is not valid for option_id; estimate again",
         )
     attempt.grant, attempt.parent_id = grant, grant.estimate_id
+    attempt.reached(_S.MATCHED, _S.VALIDATED, _S.PLANNED)
     if query.target_digest != grant.target_digest:
         raise NexusError(
             ErrorCode.MATERIALIZATION_TARGET_MISMATCH,

@@ -1,12 +1,13 @@
 """Observe, for the two slices that ask Postgres: what is known of an attempt becomes a decision."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from uuid import UUID
 
 import msgspec
 
 from app.clock import Clock, IdSource
+from app.contract.transitions import LifecycleState, path
 from app.decisions.record import (
     INPUTS_VERSION,
     Decision,
@@ -38,6 +39,11 @@ class Attempt:
     parent_id: UUID | None = None
     estimate: TransferEstimate | None = None
     selected_path: str | None = None
+    steps: list[LifecycleState] = field(default_factory=lambda: [LifecycleState.DESCRIBED])
+
+    def reached(self, *states: LifecycleState) -> None:
+        """Note the states that this attempt has come to."""
+        self.steps += states
 
 
 class Observer:
@@ -62,21 +68,20 @@ class Observer:
         """A new attempt; `inputs` is what is known before anything is asked."""
         return Attempt(kind, self._ids.uuid7(), caller, inputs)
 
-    def refused(self, attempt: Attempt, error: NexusError, path: list[str]) -> None:
+    def refused(self, attempt: Attempt, error: NexusError) -> None:
         """The attempt ended in `error`: rejected for good, or unavailable for now."""
         outcome = DecisionOutcome.UNAVAILABLE if error.retryable else DecisionOutcome.REJECTED
-        self.decided(attempt, outcome, path, reason=error.code.value)
+        attempt.reached(LifecycleState.RECOMPUTED, LifecycleState.OBSERVED)
+        self.decided(attempt, outcome, reason=error.code.value)
 
-    def failed(self, attempt: Attempt, error: Exception, path: list[str]) -> None:
+    def failed(self, attempt: Attempt, error: Exception) -> None:
         """The attempt ended in a fault of ours, which the caller is told as `internal_error`."""
-        fault = NexusError(ErrorCode.INTERNAL_ERROR, type(error).__name__)
-        self.refused(attempt, fault, path)
+        self.refused(attempt, NexusError(ErrorCode.INTERNAL_ERROR, type(error).__name__))
 
     def decided(
         self,
         attempt: Attempt,
         outcome: DecisionOutcome,
-        path: list[str],
         *,
         reason: str | None = None,
     ) -> None:
@@ -106,7 +111,7 @@ class Observer:
                 excluded="[]",
                 estimate=_json(attempt.estimate) if attempt.estimate else None,
                 selected_path=attempt.selected_path,
-                path=path,
+                path=list(path(*attempt.steps)),
                 index_revision=self._index.revision,
                 latency_us=self._clock.monotonic_us() - caller.started_us,
                 inputs=_json(

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, Final
 
 import orjson
@@ -29,6 +30,7 @@ _STATUS: Final = {
     RegisterStatus.CONFLICT: 409,
 }
 log = structlog.get_logger(__name__)
+_MAX_NAMED: Final = 20
 _KEY_PATHS: Final = (("reuse_key", "identity"), ("entry", "identity", "key"))
 
 
@@ -121,7 +123,7 @@ def decode_batch(body: bytes) -> list[object]:
         raise NexusError(ErrorCode.INVALID_JSON, f"the body is not valid JSON: {error}") from None
     if not isinstance(batch, dict):
         raise NexusError(ErrorCode.INVALID_BODY, 'the body must be an object {"entries": [...]}')
-    if unknown := sorted(batch.keys() - {"entries"})[:20]:
+    if unknown := list(islice((name for name in batch if name != "entries"), _MAX_NAMED)):
         raise NexusError(
             ErrorCode.UNKNOWN_FIELD,
             "the body holds fields besides entries",

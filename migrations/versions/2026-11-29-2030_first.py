@@ -91,6 +91,10 @@ def upgrade() -> None:
             f"CREATE TRIGGER refuse_change BEFORE UPDATE OR DELETE ON {table}"
             " FOR EACH ROW EXECUTE FUNCTION refuse_change()"
         )
+        op.execute(
+            f"CREATE TRIGGER refuse_truncate BEFORE TRUNCATE ON {table}"
+            " FOR EACH STATEMENT EXECUTE FUNCTION refuse_change()"
+        )
         op.execute(FIRST_PARTITIONS.format(table=table))
 
 

@@ -1,7 +1,10 @@
 """Bad input over HTTP: each gets the documented error, in the shape of this wire, and no 500."""
 
 import json
+import re
 import socket
+import time
+from pathlib import Path
 
 import httpx
 import pytest
@@ -198,3 +201,60 @@ def test_errors_echo_no_prompt_and_no_secret(service):
     assert "prompt-text" not in text
     assert "424242424242" not in service.log()
     assert service.admin_key not in service.log()
+
+
+def resident_mib(service) -> float:
+    status = Path(f"/proc/{service.process.pid}/status").read_text()
+    return int(re.search(r"VmRSS:\s+(\d+)", status)[1]) / 1024
+
+
+def test_refusals_are_quick_and_keep_nothing(service):
+    def tokens(item):
+        text = json.dumps(lookup_body("tenant", tokens=[424242])).encode()
+        return text.replace(b"424242", b",".join([item] * 1_000_000))
+
+    many_fields = json.dumps({f"field-{number}": 1 for number in range(400_000)}).encode()
+    bodies = [tokens(b"-1"), tokens(b'""'), tokens(b"1").replace(b'{"schema', b'{"x":1,"schema')]
+    with service.client() as client:
+        for body in (*bodies, many_fields):
+            assert post(client, "lookup", body).status_code == 400
+        before_mib = resident_mib(service)
+        for body in (*bodies, many_fields) * 3:
+            begun = time.monotonic()
+            assert post(client, "lookup", body).status_code == 400
+            # It took 8 to 16 s where every fault was listed; a busy machine may be slow.
+            assert time.monotonic() - begun < 4
+    assert resident_mib(service) - before_mib < 100
+
+
+def test_swollen_evidence_is_not_kept(service):
+    text = json.dumps(lookup_body("tenant")).encode()
+    head, tail = text.split(b'"locus_model_identity": {')
+    with service.client() as client:
+        post(client, "lookup", text)
+        before_mib = resident_mib(service)
+        for number in range(20):
+            body = b"".join((head, b'"locus_model_identity": {', b" " * (7_000_000 + number), tail))
+            assert post(client, "lookup", body).status_code == 200
+    assert resident_mib(service) - before_mib < 60
+
+
+def test_a_head_without_end_is_cut_off(service):
+    url = httpx.URL(service.url)
+    with socket.create_connection((url.host, url.port), timeout=30) as raw:
+        raw.sendall(b"POST /locus/v1/lookup HTTP/1.1\r\nhost: x\r\nx: ")
+        answer = b""
+        try:
+            for _ in range(64):
+                raw.sendall(b"a" * 65_536)
+        except ConnectionError:
+            pass
+        try:
+            while chunk := raw.recv(65_536):
+                answer += chunk
+        except ConnectionError:
+            pass
+    # A reset may overtake the answer of a server that no longer reads; it must not go on reading.
+    assert answer == b"" or answer.startswith(b"HTTP/1.1 413 ")
+    with service.client() as client:
+        assert client.get("/healthz").status_code == 200

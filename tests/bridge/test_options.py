@@ -164,13 +164,15 @@ def test_an_option_is_consumed_once_and_its_receipt_is_kept(service, tenant):
         ):
             answer = materialize(client, materialize_body(option, **changes))
             assert error_code(answer) == (409, code), changes
-        replays = [
-            item["outcome"]
-            for item in decisions_of(client, 11, tenant=tenant)
-            if item["kind"] == "materialize"
-        ]
+        stored = decisions_of(client, 11, tenant=tenant)
+        replays = [item["outcome"] for item in stored if item["kind"] == "materialize"]
     assert replays.count("materialized") == 1
     assert replays.count("replayed") == 1
+    replayed = next(item for item in stored if item["outcome"] == "replayed")
+    assert replayed["path"] == [
+        "described", "matched", "validated", "planned", "skipped", "observed",
+    ]  # fmt: skip
+    assert replayed["model"] == "model-1"
 
 
 def test_the_handle_of_one_option_does_not_open_another(service, tenant):

@@ -1,7 +1,9 @@
 """Bad bodies of `POST /v1/states`: the documented problem, nothing stored, and no 500."""
 
 import json
+import socket
 
+import httpx
 import pytest
 
 from app.control.keys import Scope
@@ -166,3 +168,14 @@ def test_who_may_register(service):
             assert refusal(post(client, entry)) == expected
     with service.client() as client:
         assert listed(client, tenant=tenant) == []
+
+
+def test_a_body_is_not_read_for_who_has_no_key(service):
+    url = httpx.URL(service.url)
+    with socket.create_connection((url.host, url.port), timeout=10) as raw:
+        raw.sendall(
+            b"POST /v1/states HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\n"
+            b"content-length: 8000000\r\n\r\n"
+        )
+        # Not one byte of the body was sent, and the answer is there.
+        assert raw.recv(65_536).startswith(b"HTTP/1.1 401 ")
