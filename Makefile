@@ -17,6 +17,8 @@ setup: $(STAMP) ## create .venv, install the locked packages, compile the index
 
 $(STAMP): requirements-dev.lock pyproject.toml $(CORE)
 	@$(PYTHON) -c 'import sys; sys.exit("NexusKV needs Python 3.11 or newer, and `$(PYTHON)` is " + sys.version.split()[0] + ". Name another: make $(MAKECMDGOALS) PYTHON=python3.12") if sys.version_info < (3, 11) else None'
+	@command -v cc >/dev/null || { echo "The index is compiled: install a C compiler (on Debian: apt-get install gcc)"; exit 1; }
+	@$(PYTHON) -c 'import os, sys, sysconfig; sys.exit(None if os.path.exists(os.path.join(sysconfig.get_path("include"), "Python.h")) else "The index is compiled against Python.h, which $(PYTHON) lacks (on Debian: apt-get install python3-dev)")'
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { echo "Python cannot create virtual environments here (on Debian: apt-get install python3-venv)"; rm -rf $(VENV); exit 1; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --require-hashes -r requirements-dev.lock
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .

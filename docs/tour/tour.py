@@ -5,6 +5,7 @@ python3 docs/tour/tour.py [URL] [API_KEY]
 
 import json
 import sys
+import urllib.error
 import urllib.request
 from email.message import Message
 from pathlib import Path
@@ -21,8 +22,13 @@ def call(method: str, path: str, body: dict | None = None) -> tuple[dict, Messag
         headers["authorization"] = f"Bearer {KEY}"
     data = json.dumps(body).encode() if body is not None else None
     request = urllib.request.Request(URL + path, data, headers, method=method)
-    with urllib.request.urlopen(request, timeout=10) as answer:
-        return json.load(answer), answer.headers
+    try:
+        with urllib.request.urlopen(request, timeout=10) as answer:
+            return json.load(answer), answer.headers
+    except urllib.error.HTTPError as error:
+        sys.exit(f"{path} answered {error.code}: {error.read().decode()}")
+    except urllib.error.URLError as error:
+        sys.exit(f"No NexusKV at {URL} ({error.reason}). Start it with `make up`.")
 
 
 def show(title: str, **values: object) -> None:
