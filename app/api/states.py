@@ -21,7 +21,8 @@ from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.dependencies import ServicesDep, StatesReader, StatesWriter
 from app.errors import ErrorCode, NexusError
-from app.index.registry import stored_registration, unpacked_tokens, with_tokens
+from app.index.registered import token_array
+from app.index.registry import stored_registration, with_tokens
 from app.index.repository import StateFilter, StoredState
 from app.lifecycle.register import ItemResult
 from app.paging import decode_cursor, encode_cursor
@@ -142,7 +143,7 @@ def _filter(query: StateQuery, principal: Principal) -> StateFilter:
 
 def _detail(stored: StoredState) -> StateDetail:
     assert stored.tokens is not None
-    whole = with_tokens(stored_registration(stored), unpacked_tokens(stored.tokens))
+    whole = with_tokens(stored_registration(stored), token_array(stored.tokens).tolist())
     view = StateView.model_validate(stored, from_attributes=True)
     return StateDetail(**view.model_dump(), registration=msgspec.to_builtins(whole))
 

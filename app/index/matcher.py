@@ -5,8 +5,6 @@ state each number is. Lookups change nothing.
 """
 
 import itertools
-import sys
-from array import array
 from enum import Enum
 from hashlib import blake2b
 from typing import Final, TypeAlias
@@ -17,7 +15,7 @@ from app.contract.entry import CacheEntry
 from app.contract.enums import MatchClassification, TierKind
 from app.contract.evidence import Evidence
 from app.contract.standing import standing
-from app.index.registered import RegisteredState, ScopeIdentity, StateRow
+from app.index.registered import RegisteredState, ScopeIdentity, StateRow, token_array
 from app.index.scopes import TenantHashing
 from nexuskv_core import PrefixIndex, TokenText
 
@@ -100,10 +98,7 @@ class StateIndex:
             order=_order(entry),
         )
         # Unpacked before the old one leaves: a bad row must not cost a good one its place.
-        tokens = array("I")
-        tokens.frombytes(row.tokens)
-        if sys.byteorder == "big":
-            tokens.byteswap()
+        tokens = token_array(row.tokens)
         self.remove(*key, state.generation)
         number = self._free[-1] if self._free else len(self._slots)
         self._core.add(

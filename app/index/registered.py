@@ -1,11 +1,13 @@
 """A registered state as the index keeps it: parsed once, its tokens only in the compiled index."""
 
+import sys
+from array import array
 from dataclasses import dataclass
 from uuid import UUID
 
 import msgspec
 
-from app.contract.entry import CacheEntry
+from app.contract.entry import CacheEntry, KeyIdentity
 from app.contract.evidence import Evidence
 from app.contract.registration import Registration
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
@@ -21,6 +23,28 @@ class ScopeIdentity(msgspec.Struct, frozen=True, gc=False):
     semantic_type: str
     block_id: int | None = None
     page_id: int | None = None
+
+
+def scope_of(key: KeyIdentity) -> ScopeIdentity:
+    """The scope that a registered key belongs to."""
+    return ScopeIdentity(
+        key.tenant,
+        key.namespace,
+        key.model,
+        key.engine_family.value,
+        key.semantic_type.value,
+        key.block_id,
+        key.page_id,
+    )
+
+
+def token_array(packed: bytes) -> "array[int]":
+    """Token ids from the stored form, little-endian u32, as a buffer of the machine's own u32."""
+    tokens = array("I")
+    tokens.frombytes(packed)
+    if sys.byteorder == "big":
+        tokens.byteswap()
+    return tokens
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,15 +96,7 @@ class RegisteredState:
         self.unit_tokens: int = extent_unit_tokens(descriptor)
         self.answer = answer_parts(registration.entry)
         self.facts = _facts(registration.entry)
-        self.scope = ScopeIdentity(
-            key.tenant,
-            key.namespace,
-            key.model,
-            key.engine_family.value,
-            key.semantic_type.value,
-            key.block_id,
-            key.page_id,
-        )
+        self.scope = scope_of(key)
 
     @property
     def tenant(self) -> str:

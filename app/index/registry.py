@@ -21,7 +21,7 @@ from app.contract.entry import CacheEntry, ReuseKey
 from app.contract.registration import Registration, registration_bytes
 from app.db.session import Database, WriteSession
 from app.index.matcher import StateIndex
-from app.index.registered import ScopeIdentity, StateRow
+from app.index.registered import StateRow, scope_of
 from app.index.repository import (
     StateFilter,
     StateWrite,
@@ -122,15 +122,7 @@ class StateRegistry:
     def _write(self, registration: Registration) -> StateWrite:
         entry = registration.entry
         key = entry.identity.key
-        scope = ScopeIdentity(
-            key.tenant,
-            key.namespace,
-            key.model,
-            key.engine_family.value,
-            key.semantic_type.value,
-            key.block_id,
-            key.page_id,
-        )
+        scope = scope_of(key)
         return StateWrite(
             state_id=self._ids.uuid7(),
             tenant=key.tenant,
@@ -201,15 +193,6 @@ def with_tokens(registration: Registration, tokens: list[int]) -> Registration:
     identity = msgspec.structs.replace(registration.entry.identity, key=key)
     entry: CacheEntry = msgspec.structs.replace(registration.entry, identity=identity)
     return msgspec.structs.replace(registration, reuse_key=ReuseKey(key), entry=entry)
-
-
-def unpacked_tokens(packed: bytes) -> list[int]:
-    """Token ids from the stored form, little-endian u32."""
-    tokens = array("I")
-    tokens.frombytes(packed)
-    if sys.byteorder == "big":
-        tokens.byteswap()
-    return tokens.tolist()
 
 
 def _packed_tokens(tokens: list[int]) -> bytes:
