@@ -20,7 +20,6 @@ class Settings:
     handle_secret: str
     policy_file: Path = DEFAULT_POLICY_FILE
     keyless_loopback: bool = False
-    log_level: str = "info"
     pool_connections: int = 10
     statement_timeout_s: float = 5.0
     # Registrations reach every replica within a second; four polls leave room for a slow one.

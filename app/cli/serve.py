@@ -58,7 +58,6 @@ def serve_command(
             database_url=url,
             handle_secret=secret,
             policy_file=policy,
-            log_level=log_level,
         )
         check_policy(policy)
         states = read_fixtures(fixture or ())

@@ -117,7 +117,6 @@ def up_command(
                     handle_secret=_handle_secret(home),
                     policy_file=policy,
                     keyless_loopback=is_loopback(bound) and not require_key,
-                    log_level=log_level,
                 )
                 key_file = asyncio.run(_first_key(url, home))
                 run = _Up(
