@@ -4,8 +4,8 @@ Each is one straight line: authenticate, read, decode, run the slice of the pipe
 published schema is `app.bridge.schemas`; `app.bridge.openapi` puts it into the API document.
 """
 
-from collections.abc import Callable
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import structlog
@@ -18,9 +18,10 @@ from app.bridge.schemas import BRIDGE_SCHEMA
 from app.bridge.wire import BridgeDecoder
 from app.clock import Clock, IdSource
 from app.control.auth import Access, require_scope
+from app.control.keys import Principal
 from app.control.keys import Scope as KeyScope
 from app.errors import ErrorCode, NexusError
-from app.http_limits import ClientDisconnectedError, read_body, refuse_body
+from app.http_limits import ClientDisconnectedError, read_body, refuse_body, send_response
 from app.index.matcher import Freshness
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
@@ -29,7 +30,7 @@ from app.lifecycle.lookup import Hit, Lookup
 from app.lifecycle.materialize import Materialize
 from app.lifecycle.queries import EstimateQuery, LookupQuery, MaterializeQuery
 from app.metrics import Metrics, Operation
-from app.problem import RETRY_AFTER_S
+from app.problem import RETRY_AFTER_S, ResponseParts
 from app.request_context import Trace, request_id_of, trace_of
 
 PREFIX: Final = "/locus/"
@@ -37,6 +38,7 @@ HEALTH_PATH: Final = "/healthz"
 _JSON: Final = (b"content-type", b"application/json")
 _HEALTH: Final = b'{"status":"ok","schema_version":"%b"}' % BRIDGE_SCHEMA.encode()
 _US_PER_S: Final = 1_000_000
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 log = structlog.get_logger("nexuskv.bridge")
 
 
@@ -87,15 +89,11 @@ class Bridge:
         started_us = self._clock.monotonic_us()
         operation = _OPERATIONS.get(scope["path"])
         if operation is None or scope["method"] != "POST":
-            await self._other(scope, receive, send)
+            await self._other(scope, send)
             return
         headers = scope["headers"]
-        known = dict(headers)
-        trace = trace_of(headers) if b"traceparent" in known else None
+        principal, trace = self._seen(headers)
         try:
-            # A header sent twice is for the slow way to judge.
-            unambiguous = len(known) == len(headers)
-            principal = self._access.known(known.get(b"authorization")) if unambiguous else None
             if principal is None:
                 principal = await self._access.authenticate(scope)
             require_scope(principal, KeyScope.BRIDGE)
@@ -111,20 +109,74 @@ class Bridge:
             return
         except NexusError as error:
             reply = _refusal(error, None)
-        except Exception as error:
-            log.exception("bridge_failed", operation=operation)
-            reply = _refusal(_internal(error), None)
-        if reply.error is not None:
-            request_id = self._request_id(scope)
-            await _refuse(scope, receive, send, reply=reply, trace=trace, request_id=request_id)
-            self._observe_refusal(operation, reply, trace, request_id, started_us)
-            return
-        answer_headers = _answer_headers(reply, trace)
-        await send({"type": "http.response.start", "status": 200, "headers": answer_headers})
-        await send({"type": "http.response.body", "body": reply.body})
+        except Exception as error:  # noqa: BLE001 - logged, and answered
+            reply = _failure(operation, error)
+        response = self._finished(operation, reply, trace, headers, started_us)
+        if reply.error is not None and reply.error.code in _BODY_UNREAD:
+            await refuse_body(scope, receive, send, response)
+        else:
+            await send_response(send, response)
+
+    def lookup_at_once(self, headers: Headers, body: bytes) -> ResponseParts | None:
+        """The answer to a lookup that is here as a whole; a lookup waits for nothing.
+
+        None, and nothing done, when the key is not known in memory: then `__call__` must ask.
+        """
+        started_us = self._clock.monotonic_us()
+        principal, trace = self._seen(headers)
+        if principal is None:
+            return None
+        try:
+            require_scope(principal, KeyScope.BRIDGE)
+            caller = Caller(principal, trace.trace_id if trace else None, started_us)
+            reply = self._on_lookup(body, caller)
+        except NexusError as error:
+            reply = _refusal(error, None)
+        except Exception as error:  # noqa: BLE001 - logged, and answered
+            reply = _failure("lookup", error)
+        return self._finished("lookup", reply, trace, headers, started_us)
+
+    def _seen(self, headers: Headers) -> tuple[Principal | None, Trace | None]:
+        """Whose key is in the headers, if it is in memory; and the caller's span."""
+        known = dict(headers)
+        # A header sent twice is for the slow way to judge.
+        unambiguous = len(known) == len(headers)
+        return (
+            self._access.known(known.get(b"authorization")) if unambiguous else None,
+            trace_of(headers) if b"traceparent" in known else None,
+        )
+
+    def _finished(
+        self,
+        operation: Operation,
+        reply: Reply,
+        trace: Trace | None,
+        headers: Headers,
+        started_us: int,
+    ) -> ResponseParts:
+        """The response of a reply, counted; a refusal is logged too.
+
+        The decision is the record of an answer; a log line each would cost more than it.
+        """
         duration_us = self._clock.monotonic_us() - started_us
-        # The decision is the record of an answer; a log line each would cost more than it.
-        self._metrics.observe_bridge(operation, None, duration_us / _US_PER_S)
+        error = reply.error
+        if error is None:
+            self._metrics.observe_bridge(operation, None, duration_us / _US_PER_S)
+            return 200, _answer_headers(reply, trace), reply.body
+        request_id = self._request_id(headers)
+        self._metrics.observe_bridge(operation, error.code, duration_us / _US_PER_S)
+        log.warning(
+            "bridge_refused",
+            operation=operation,
+            code=error.code.value,
+            status=error.status,
+            duration_us=duration_us,
+            decision_id=str(reply.decision_id) if reply.decision_id else None,
+            trace_id=trace.trace_id if trace else None,
+            request_id=request_id,
+            cause=error.internal,
+        )
+        return _refusal_response(reply, trace, request_id)
 
     def _on_lookup(self, body: bytes, caller: Caller) -> Reply:
         request = self._decoder.lookup(body)
@@ -201,7 +253,7 @@ class Bridge:
             return _refusal(answer.error, answer.decision_id)
         return Reply(materialize_answer(answer.receipt), answer.decision_id)
 
-    async def _other(self, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _other(self, scope: Scope, send: Send) -> None:
         if scope["path"] == HEALTH_PATH and scope["method"] in ("GET", "HEAD"):
             body = b"" if scope["method"] == "HEAD" else _HEALTH
             headers = [_JSON, (b"content-length", b"%d" % len(_HEALTH))]
@@ -209,36 +261,13 @@ class Bridge:
             await send({"type": "http.response.body", "body": body})
             return
         error = NexusError(ErrorCode.NOT_FOUND, "no such operation; POST /locus/v1/lookup is one")
-        reply, request_id = _refusal(error, None), self._request_id(scope)
-        await _refuse(scope, receive, send, reply=reply, trace=None, request_id=request_id)
+        reply, request_id = _refusal(error, None), self._request_id(scope["headers"])
+        status, headers, body = _refusal_response(reply, None, request_id)
+        await send_response(send, (status, headers, b"" if scope["method"] == "HEAD" else body))
 
-    def _request_id(self, scope: Scope) -> str:
+    def _request_id(self, headers: Headers) -> str:
         """Of a refusal: what its caller can quote, and the log has. An answer has its decision."""
-        return request_id_of(scope["headers"]) or str(self._ids.uuid7())
-
-    def _observe_refusal(
-        self,
-        operation: Operation,
-        reply: Reply,
-        trace: Trace | None,
-        request_id: str,
-        started_us: int,
-    ) -> None:
-        duration_us = self._clock.monotonic_us() - started_us
-        error = reply.error
-        assert error is not None
-        self._metrics.observe_bridge(operation, error.code, duration_us / _US_PER_S)
-        log.warning(
-            "bridge_refused",
-            operation=operation,
-            code=error.code.value,
-            status=error.status,
-            duration_us=duration_us,
-            decision_id=str(reply.decision_id) if reply.decision_id else None,
-            trace_id=trace.trace_id if trace else None,
-            request_id=request_id,
-            cause=error.internal,
-        )
+        return request_id_of(headers) or str(self._ids.uuid7())
 
 
 # Answered before the body was read: the client may still be sending it.
@@ -257,26 +286,12 @@ def _answer_headers(reply: Reply, trace: Trace | None) -> list[tuple[bytes, byte
     return headers
 
 
-async def _refuse(
-    scope: Scope,
-    receive: Receive,
-    send: Send,
-    *,
-    reply: Reply,
-    trace: Trace | None,
-    request_id: str,
-) -> None:
+def _refusal_response(reply: Reply, trace: Trace | None, request_id: str) -> ResponseParts:
     error = reply.error
     assert error is not None
     headers = _answer_headers(reply, trace)
     headers.append((b"x-request-id", request_id.encode()))
-    headers += _error_headers(error)
-    if error.code in _BODY_UNREAD:
-        await refuse_body(scope, receive, send, (error.status, headers, reply.body))
-        return
-    body = b"" if scope["method"] == "HEAD" else reply.body
-    await send({"type": "http.response.start", "status": error.status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    return error.status, headers + _error_headers(error), reply.body
 
 
 def _refusal(error: NexusError, decision_id: UUID | None) -> Reply:
@@ -286,11 +301,15 @@ def _refusal(error: NexusError, decision_id: UUID | None) -> Reply:
     return Reply(error_body(error), decision_id, error)
 
 
-def _internal(error: Exception) -> NexusError:
-    return NexusError(
-        ErrorCode.INTERNAL_ERROR,
-        "an unexpected error; it is in the service's log",
-        internal=repr(error),
+def _failure(operation: Operation, error: Exception) -> Reply:
+    log.error("bridge_failed", operation=operation, exc_info=error)
+    return _refusal(
+        NexusError(
+            ErrorCode.INTERNAL_ERROR,
+            "an unexpected error; it is in the service's log",
+            internal=repr(error),
+        ),
+        None,
     )
 
 

@@ -7,10 +7,12 @@ Whatever is not that simple (streams, HEAD, chunked, closing, a client that does
 uvicorn's own way.
 """
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, TypeAlias
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
+Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
 _LEFT_TO_UVICORN: Final = (b"connection", b"transfer-encoding")
 
 
@@ -34,22 +36,13 @@ class OneWriteCycle(RequestResponseCycle):
         """False when nothing was sent, because the simple way does not fit."""
         if event.get("more_body") or event["type"] != "http.response.body" or not self._is_plain():
             return False
-        body: bytes = event.get("body", b"")
-        parts = [STATUS_LINE[start["status"]]]
-        length = None
-        for name, value in (*self.default_headers, *start["headers"]):
-            if name == b"content-length":
-                length = value
-            elif name in _LEFT_TO_UVICORN:
-                return False
-            parts += (name, b": ", value, b"\r\n")
-        head = b"".join(parts)
-        lines = len(parts) // 4 + 1
-        # A line break inside a header would be one line more; uvicorn refuses it by name.
-        if length != b"%d" % len(body) or not head.count(b"\n") == head.count(b"\r") == lines:
+        response = whole_response(
+            self.default_headers, start["status"], start["headers"], event.get("body", b"")
+        )
+        if response is None:
             return False
         self.response_started = self.response_complete = True
-        self.transport.write(b"%b\r\n%b" % (head, body))
+        self.transport.write(response)
         self.message_event.set()
         self.on_response()
         return True
@@ -63,3 +56,24 @@ class OneWriteCycle(RequestResponseCycle):
             and not self.flow.write_paused
             and self.scope["method"] != "HEAD"
         )
+
+
+def whole_response(
+    default_headers: Headers, status: int, headers: Headers, body: bytes
+) -> bytes | None:
+    """Head and body; None for what must be left to uvicorn."""
+    parts = [STATUS_LINE[status]]
+    length = None
+    for name, value in (*default_headers, *headers):
+        if name == b"content-length":
+            length = value
+        elif name in _LEFT_TO_UVICORN:
+            return None
+        parts += (name, b": ", value, b"\r\n")
+    lines = len(parts) // 4 + 1
+    parts.append(b"\r\n")
+    head = b"".join(parts)
+    # A line break inside a header would be one line more; uvicorn refuses it by name.
+    if length != b"%d" % len(body) or not head.count(b"\n") == head.count(b"\r") == lines + 1:
+        return None
+    return head + body

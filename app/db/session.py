@@ -40,7 +40,7 @@ _CLIENT_GRACE_S = 2.0
 
 
 class NoPartitionError(Exception):
-    """`copy_rows` met a row whose day has no partition; nothing was written.
+    """`copy_lines` met a row whose day has no partition; nothing was written.
 
     Make the day with `app.decisions.partitions.ensure_day` and copy again.
     """
@@ -130,16 +130,14 @@ class Database:
                 yield session
                 await session.commit()
 
-    async def copy_rows(
-        self, table: str, columns: Sequence[str], records: Sequence[tuple[Any, ...]]
-    ) -> int:
-        """Append `records` (tuples in the order of `columns`) by one binary COPY; returns how many.
+    async def copy_lines(self, table: str, columns: Sequence[str], lines: Sequence[bytes]) -> int:
+        """Append rows given as lines of `app.db.copy_text` by one COPY; returns how many.
 
         One COPY is one statement and so one transaction: all rows are durable, or none is stored.
-        JSONB values are already encoded `str`. Raises NoPartitionError for a day that has none,
-        NexusError when unavailable, and asyncpg's own error for rows that do not fit the table.
+        Raises NoPartitionError for a day that has none, NexusError when unavailable, and asyncpg's
+        own error for rows that do not fit the table.
         """
-        if not records:
+        if not lines:
             return 0
         try:
             with translated_errors():
@@ -147,10 +145,11 @@ class Database:
                     raw = await connection.get_raw_connection()
                     driver = raw.driver_connection
                     assert isinstance(driver, asyncpg.Connection)
-                    await driver.copy_records_to_table(
+                    await driver.copy_to_table(
                         table,
                         columns=list(columns),
-                        records=records,
+                        source=_once(b"".join(lines)),
+                        format="text",
                         timeout=self._statement_timeout_s + _CLIENT_GRACE_S,
                     )
         except asyncpg.CheckViolationError as error:
@@ -160,7 +159,7 @@ class Database:
             raise
         except OSError as error:
             raise unavailable(error) from error
-        return len(records)
+        return len(lines)
 
     async def close(self) -> None:
         """Close every connection; the object is not used afterwards."""
@@ -176,6 +175,10 @@ class Database:
         trace: TracebackType | None,
     ) -> None:
         await self.close()
+
+
+async def _once(data: bytes) -> AsyncGenerator[bytes]:
+    yield data
 
 
 def create_engine(

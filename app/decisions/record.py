@@ -2,7 +2,6 @@
 
 Both types mirror the columns of their table, less `writer_id` and `writer_seq`, which the writer
 adds. JSON columns hold text that is already encoded, so that a request encodes each value once.
-Tuples rather than structs: COPY takes tuples, so a row needs no conversion on its way out.
 """
 
 from datetime import datetime
@@ -106,8 +105,15 @@ class Outcome(NamedTuple):
 class PendingDecision(Protocol):
     """What is known of a decision whose row is made only when its batch is stored."""
 
-    def decision(self) -> Decision:
-        """The row; asked for once."""
+    @property
+    def decision_id(self) -> UUID: ...
+
+    @property
+    def created_us(self) -> int:
+        """Wall time in microseconds since the epoch: the row's `created_at`."""
+
+    def fields(self) -> str:
+        """The columns of `Decision` in their order, as fields of `app.db.copy_text`; asked once."""
 
 
 DECISION_COLUMNS = (*Decision._fields, "writer_id", "writer_seq")

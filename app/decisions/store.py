@@ -8,13 +8,14 @@ of the environment, raised to the caller, who tries again with the rows still op
 """
 
 from collections.abc import Iterable, Sequence
-from datetime import UTC
-from typing import Any, NamedTuple, TypeAlias
+from datetime import UTC, datetime, timedelta
+from typing import Final, NamedTuple, TypeAlias
 from uuid import UUID
 
 import asyncpg
 import structlog
 
+from app.db import copy_text
 from app.db.session import Database, NoPartitionError
 from app.decisions.partitions import ensure_day
 from app.decisions.record import (
@@ -30,17 +31,15 @@ log = structlog.get_logger(__name__)
 
 # SQLSTATE classes that blame the row: data exception, integrity violation, program limit.
 _ROW_FAULT_CLASSES = ("22", "23", "54")
-# What encoding a row for COPY raises for a value of the wrong type, range or character.
-_ENCODING_FAULTS = (TypeError, ValueError, OverflowError)
 # A flight of broken rows must not flood the log; the writer's loss line has the full count.
-_LOGGED_ROWS_PER_FLIGHT = 5
+LOGGED_ROWS_PER_FLIGHT = 5
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
 
 
-# A row on its way: its number in the writer's sequence, its approximate bytes, and itself. A plain
+# A row that waits: its number in the writer's sequence, its approximate bytes, and itself. A plain
 # tuple, because making any other kind would be a third of what recording costs.
 Waiting: TypeAlias = tuple[int, int, Decision | Outcome | PendingDecision]
-Queued: TypeAlias = tuple[int, int, Decision | Outcome | None]
-Row: TypeAlias = tuple[int, int, Decision | Outcome]
 
 
 class Table(NamedTuple):
@@ -52,34 +51,48 @@ DECISIONS = Table("decision", DECISION_COLUMNS)
 OUTCOMES = Table("decision_outcome", OUTCOME_COLUMNS)
 
 
+class Line(NamedTuple):
+    """A row as COPY takes it, and what finds it again should the COPY's end be unknown."""
+
+    table: Table
+    seq: int
+    row_id: UUID
+    created_us: int
+    text: bytes
+
+    @property
+    def created_at(self) -> datetime:
+        return _EPOCH + timedelta(microseconds=self.created_us)
+
+
 class Flight:
     """The rows of one batch that are neither stored nor given up, by table."""
 
-    def __init__(self, rows: Iterable[Queued]) -> None:
-        decisions: list[Row] = []
-        outcomes: list[Row] = []
+    def __init__(self, lines: Iterable[Line | None]) -> None:
+        """None stands for a row that could not be made, and is given up."""
+        self._open: dict[Table, list[Line]] = {DECISIONS: [], OUTCOMES: []}
         self.given_up = 0
-        for seq, row_bytes, row in rows:
-            if row is None:
+        for line in lines:
+            if line is None:
                 self.given_up += 1
             else:
-                table = decisions if type(row) is Decision else outcomes
-                table.append((seq, row_bytes, row))
-        self._open = {DECISIONS: decisions, OUTCOMES: outcomes}
+                self._open[line.table].append(line)
         self.rows = self.open_rows + self.given_up
 
     @property
     def open_rows(self) -> int:
         return sum(map(len, self._open.values()))
 
-    def of_table(self, table: Table) -> list[Row]:
+    def of_table(self, table: Table) -> list[Line]:
         return self._open[table]
 
-    def settle(self, table: Table, rows: Sequence[Row]) -> None:
-        """Take out `rows`, all of which are open."""
+    def settle(self, table: Table, lines: Sequence[Line]) -> None:
+        """Take out `lines`, all of which are open."""
         before = self._open[table]
-        settled = {seq for seq, _, _ in rows} if len(rows) < len(before) else None
-        self._open[table] = [] if settled is None else [q for q in before if q[0] not in settled]
+        settled = {line.seq for line in lines} if len(lines) < len(before) else None
+        self._open[table] = (
+            [] if settled is None else [line for line in before if line.seq not in settled]
+        )
 
 
 class BatchStore:
@@ -88,6 +101,15 @@ class BatchStore:
     def __init__(self, database: Database, writer_id: UUID) -> None:
         self._database = database
         self._writer_id = writer_id
+
+    def line(self, seq: int, row: Decision | Outcome | PendingDecision) -> Line:
+        """The row's line. Raises for a value that no column takes."""
+        if isinstance(row, (Decision, Outcome)):
+            table = DECISIONS if isinstance(row, Decision) else OUTCOMES
+            text = copy_text.line((*row, self._writer_id, seq))
+            return Line(table, seq, row[0], (row.created_at - _EPOCH) // _MICROSECOND, text)
+        text = f"{row.fields()}\t{self._writer_id}\t{seq}\n".encode()
+        return Line(DECISIONS, seq, row.decision_id, row.created_us, text)
 
     async def store(self, flight: Flight) -> None:
         """Settle every open row of `flight`: stored once, or given up and logged.
@@ -100,7 +122,7 @@ class BatchStore:
             if rows := flight.of_table(table):
                 await self._put(flight, table, rows)
 
-    async def _put(self, flight: Flight, table: Table, rows: Sequence[Row]) -> None:
+    async def _put(self, flight: Flight, table: Table, rows: Sequence[Line]) -> None:
         try:
             await self._copy(table, rows)
         except asyncpg.UniqueViolationError as error:
@@ -117,20 +139,17 @@ class BatchStore:
         else:
             flight.settle(table, rows)
 
-    async def _copy(self, table: Table, rows: Sequence[Row]) -> None:
+    async def _copy(self, table: Table, rows: Sequence[Line]) -> None:
+        lines = [row.text for row in rows]
         try:
-            await self._database.copy_rows(table.name, table.columns, self._records(rows))
+            await self._database.copy_lines(table.name, table.columns, lines)
         except NoPartitionError:
-            for day in {row.created_at.astimezone(UTC).date() for _, _, row in rows}:
+            for day in {row.created_at.date() for row in rows}:
                 await ensure_day(self._database, day)
-            await self._database.copy_rows(table.name, table.columns, self._records(rows))
-
-    def _records(self, rows: Sequence[Row]) -> list[tuple[Any, ...]]:
-        writer_id = self._writer_id
-        return [(*row, writer_id, seq) for seq, _, row in rows]
+            await self._database.copy_lines(table.name, table.columns, lines)
 
     async def _halve(
-        self, flight: Flight, table: Table, rows: Sequence[Row], error: Exception
+        self, flight: Flight, table: Table, rows: Sequence[Line], error: Exception
     ) -> None:
         if len(rows) > 1:
             middle = len(rows) // 2
@@ -139,29 +158,31 @@ class BatchStore:
             return
         flight.settle(table, rows)
         flight.given_up += 1
-        if flight.given_up > _LOGGED_ROWS_PER_FLIGHT:
+        if flight.given_up > LOGGED_ROWS_PER_FLIGHT:
             return
         log.error(
             "decision_row_refused",
             table=table.name,
-            row_id=str(rows[0][2][0]),
-            writer_seq=rows[0][0],
+            row_id=str(rows[0].row_id),
+            writer_seq=rows[0].seq,
             error=type(error).__name__,
         )
 
-    async def _without_stored(self, flight: Flight, table: Table, rows: Sequence[Row]) -> list[Row]:
-        keys = [(row[0], row.created_at) for _, _, row in rows]
+    async def _without_stored(
+        self, flight: Flight, table: Table, rows: Sequence[Line]
+    ) -> list[Line]:
+        keys = [(row.row_id, row.created_at) for row in rows]
         async with self._database.read() as session:
             repository = DecisionRepository(session)
             if table is DECISIONS:
                 stored = await repository.stored_decisions(keys)
             else:
                 stored = await repository.stored_outcomes(keys)
-        flight.settle(table, [queued for queued in rows if queued[2][0] in stored])
-        return [queued for queued in rows if queued[2][0] not in stored]
+        flight.settle(table, [row for row in rows if row.row_id in stored])
+        return [row for row in rows if row.row_id not in stored]
 
 
 def _blames_a_row(error: Exception) -> bool:
-    if isinstance(error, asyncpg.PostgresError):
-        return (error.sqlstate or "")[:2] in _ROW_FAULT_CLASSES
-    return isinstance(error, _ENCODING_FAULTS)
+    return isinstance(error, asyncpg.PostgresError) and (
+        (error.sqlstate or "")[:2] in _ROW_FAULT_CLASSES
+    )

@@ -19,7 +19,7 @@ import structlog
 from app.clock import Clock, IdSource
 from app.db.session import Database
 from app.decisions.record import Decision, Outcome, PendingDecision
-from app.decisions.store import BatchStore, Flight, Queued, Waiting
+from app.decisions.store import LOGGED_ROWS_PER_FLIGHT, BatchStore, Flight, Line, Waiting
 from app.errors import NexusError
 
 log = structlog.get_logger(__name__)
@@ -224,7 +224,7 @@ class DecisionWriter:
         while not self._closed or self._queue:
             await _pause(self._wake, self._limits.flush_interval_s)
             if self._queue:
-                await self._fly(Flight(await self._made_rows(list(self._next_batch()))))
+                await self._fly(Flight(await self._made_lines(list(self._next_batch()))))
             self._release_waiters()
             if self._must_go_on():
                 self._wake.set()
@@ -238,21 +238,22 @@ class DecisionWriter:
             if room_bytes <= 0:
                 return
 
-    async def _made_rows(self, batch: list[Waiting]) -> list[Queued]:
-        """The batch with the rows of deferred decisions made, a few at a time: requests go on.
+    async def _made_lines(self, batch: list[Waiting]) -> list[Line | None]:
+        """The batch as lines of COPY, made a few at a time: requests go on meanwhile.
 
         A row that cannot be made is None, and given up: it must not hold up the others.
         """
-        made: list[Queued] = []
-        for position, (seq, row_bytes, row) in enumerate(batch, start=1):
-            if isinstance(row, (Decision, Outcome)):
-                made.append((seq, row_bytes, row))
-                continue
+        made: list[Line | None] = []
+        for position, (seq, _, row) in enumerate(batch, start=1):
             try:
-                made.append((seq, row_bytes, row.decision()))
-            except Exception:
-                log.exception("decision_row_not_made", writer_seq=seq)
-                made.append((seq, row_bytes, None))
+                made.append(self._store.line(seq, row))
+            except Exception as error:  # noqa: BLE001 - whatever it is, it is this row's
+                if made.count(None) < LOGGED_ROWS_PER_FLIGHT:
+                    # Without its traceback, which may quote what the row holds.
+                    log.error(  # noqa: TRY400
+                        "decision_row_refused", writer_seq=seq, error=type(error).__name__
+                    )
+                made.append(None)
             if position % _ROWS_AT_A_TIME == 0:
                 await asyncio.sleep(0)
         return made

@@ -24,8 +24,7 @@ class TenantHashing:
         """Without a secret every derivation raises DATABASE_UNAVAILABLE until one is adopted."""
         self._secret: bytes | None = None
         self._tenants: dict[str, bytes] = {}
-        self._scopes: dict[ScopeIdentity, tuple[ScopeIdentity, bytes]] = {}
-
+        self._scopes: dict[ScopeIdentity, bytes] = {}
         if secret is not None:
             self.adopt(secret)
 
@@ -40,14 +39,9 @@ class TenantHashing:
     def scope_key(self, scope: ScopeIdentity) -> bytes:
         """The 16-byte hash key under which this scope's tokens are chained."""
         found = self._scopes.get(scope)
-        return self._add(scope)[1] if found is None else found[1]
+        return self._add(scope) if found is None else found
 
-    def interned(self, scope: ScopeIdentity) -> ScopeIdentity:
-        """An equal scope that is kept anyway: for who holds on to many."""
-        found = self._scopes.get(scope)
-        return self._add(scope)[0] if found is None else found[0]
-
-    def _add(self, scope: ScopeIdentity) -> tuple[ScopeIdentity, bytes]:
+    def _add(self, scope: ScopeIdentity) -> bytes:
         digest = blake2b(digest_size=16, key=self._tenant_key(scope.tenant), person=_PERSON_SCOPE)
         for part in (scope.namespace, scope.model, scope.engine_family, scope.semantic_type):
             _update_framed(digest, part.encode())
@@ -55,7 +49,7 @@ class TenantHashing:
             _update_framed(digest, b"" if number is None else str(number).encode())
         if len(self._scopes) >= _CACHE_ENTRIES:
             self._scopes.clear()
-        made = self._scopes[scope] = (scope, digest.digest())
+        made = self._scopes[scope] = digest.digest()
         return made
 
     def fingerprint(self, tenant: str, value: bytes) -> str:

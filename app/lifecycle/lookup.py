@@ -19,7 +19,7 @@ from app.contract.enums import (
     MatchClassification,
     StateSemanticType,
 )
-from app.contract.transitions import LifecycleState, path
+from app.contract.transitions import LifecycleState
 from app.decisions.record import DecisionOutcome
 from app.decisions.writer import DecisionSink
 from app.errors import ErrorCode, NexusError
@@ -45,14 +45,13 @@ _EVIDENCE_REASONS: Final = frozenset(
 )
 
 _S = LifecycleState
-_HIT: Final = End(DecisionOutcome.HIT, list(path(_S.DESCRIBED, _S.MATCHED, _S.VALIDATED)))
-_NO_MATCH: Final = list(path(_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED))
-_MISS: Final = End(DecisionOutcome.MISS, _NO_MATCH)
-_UNKNOWN: Final = End(DecisionOutcome.UNKNOWN, _NO_MATCH)
-_EXCLUDED: Final = End(
-    DecisionOutcome.EXCLUDED, list(path(_S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED))
+_HIT: Final = End.of(DecisionOutcome.HIT, _S.DESCRIBED, _S.MATCHED, _S.VALIDATED)
+_MISS: Final = End.of(DecisionOutcome.MISS, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
+_UNKNOWN: Final = End.of(DecisionOutcome.UNKNOWN, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
+_EXCLUDED: Final = End.of(
+    DecisionOutcome.EXCLUDED, _S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED
 )
-_REJECTED: Final = End(DecisionOutcome.REJECTED, list(path(_S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)))
+_REJECTED: Final = End.of(DecisionOutcome.REJECTED, _S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -184,15 +183,13 @@ class Lookup:
         reason: str | None,
     ) -> None:
         matches, clock = judged.matches, self._clock
-        scope = self._index.hashing.interned(query.scope)
         self._sink.defer(
             LookupObservation(
                 self._recorder,
                 decision_id,
                 clock.now_us(),
-                scope,
+                self._recorder.head(query.scope, query.evidence, query.evidence_number),
                 len(query.tokens),
-                self._recorder.inputs_head(scope, query.evidence, query.evidence_number),
                 query.evidence.input_fingerprint,
                 caller.principal.key_id,
                 caller.trace_id,

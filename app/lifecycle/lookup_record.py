@@ -13,8 +13,10 @@ from uuid import UUID
 import msgspec
 
 from app.contract.evidence import QueryEvidence
+from app.contract.transitions import LifecycleState, path
 from app.contract.verdict import Mismatch
-from app.decisions.record import INPUTS_VERSION, Decision, DecisionKind, DecisionOutcome
+from app.db.copy_text import NULL, array_field, escaped, json_field
+from app.decisions.record import INPUTS_VERSION, DecisionKind, DecisionOutcome
 from app.index.matcher import Candidate
 from app.index.registered import ScopeIdentity
 from app.index.scopes import TenantHashing
@@ -23,6 +25,7 @@ from app.policy.document import ExecutionPolicy, advisory_mismatches
 _HEADS_CACHE_ENTRIES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 256
 _NOTHING_EXCLUDED: Final = "[]"
+_KIND: Final = DecisionKind.LOOKUP.value
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
@@ -36,8 +39,20 @@ class Exclusion(msgspec.Struct, frozen=True, gc=False):
 class End(msgspec.Struct, frozen=True, gc=False):
     """How a lookup ends, and the states it went through to get there."""
 
-    outcome: DecisionOutcome
-    path: list[str]
+    outcome: str
+    path: str
+
+    @classmethod
+    def of(cls, outcome: DecisionOutcome, *through: LifecycleState) -> "End":
+        return cls(outcome.value, array_field(path(*through)))
+
+
+class InputsHead(msgspec.Struct, frozen=True, gc=False):
+    """What repeats from one decision to the next, as fields; kept once for all of them."""
+
+    tenant: str
+    scope_fields: str
+    inputs: str
 
 
 class LookupObservation(msgspec.Struct, frozen=True, gc=False):
@@ -46,9 +61,8 @@ class LookupObservation(msgspec.Struct, frozen=True, gc=False):
     recorder: "LookupRecorder"
     decision_id: UUID
     created_us: int
-    scope: ScopeIdentity
+    head: InputsHead
     query_tokens: int
-    inputs_head: str
     input_fingerprint: str
     key_id: str
     trace_id: str | None
@@ -63,8 +77,8 @@ class LookupObservation(msgspec.Struct, frozen=True, gc=False):
     index_revision: int
     latency_us: int
 
-    def decision(self) -> Decision:
-        return self.recorder.decision(self)
+    def fields(self) -> str:
+        return self.recorder.fields(self)
 
 
 class LookupRecorder:
@@ -75,60 +89,64 @@ class LookupRecorder:
     ) -> None:
         self._hashing = hashing
         self._policy = policy
+        self._policy_field = escaped(policy.version)
         self._max_candidates = max_candidates
-        self._heads: dict[tuple[ScopeIdentity, int], str] = {}
+        self._heads: dict[tuple[ScopeIdentity, int], InputsHead] = {}
+        self._second = -1
+        self._second_text = ""
 
-    def decision(self, seen: LookupObservation) -> Decision:
-        """The row of one lookup."""
-        decision_id, scope, winner = seen.decision_id, seen.scope, seen.winner
-        return Decision(
-            decision_id,
-            _EPOCH + timedelta(microseconds=seen.created_us),
-            scope.tenant,
-            scope.namespace,
-            scope.model,
-            DecisionKind.LOOKUP,
-            seen.end.outcome,
-            seen.reason,
-            seen.identity_hash,
-            None,  # parent_id: a lookup begins its chain
-            decision_id,
-            seen.key_id,
-            seen.trace_id or decision_id.hex,
-            self._policy.version,
-            winner.state.entry_id if winner else None,
-            winner.state.state_id if winner else None,
-            _match_json(seen, winner),
-            _COMPATIBLE_JSON if winner else None,
-            _excluded_json(seen.excluded),
-            None,  # estimate
-            None,  # selected_path
-            seen.end.path,
-            seen.index_revision,
-            seen.latency_us,
-            self._inputs_json(seen),
+    def fields(self, seen: LookupObservation) -> str:
+        """The columns of `Decision` in their order: one line, because each costs as a value."""
+        decision_id, winner = seen.decision_id, seen.winner
+        identity_hash = NULL if seen.identity_hash is None else f"\\\\x{seen.identity_hash.hex()}"
+        if winner is None:
+            found = f"{NULL}\t{NULL}"
+            compatibility = NULL
+        else:
+            found = f"{escaped(winner.state.entry_id)}\t{winner.state.state_id}"
+            compatibility = _COMPATIBLE_JSON
+        return (
+            f"{decision_id}\t{self._time_field(seen.created_us)}\t{seen.head.scope_fields}\t"
+            f"{_KIND}\t{seen.end.outcome}\t{seen.reason or NULL}\t{identity_hash}\t"
+            f"{NULL}\t{decision_id}\t"  # no parent: a lookup begins its chain
+            f"{escaped(seen.key_id)}\t{seen.trace_id or decision_id.hex}\t{self._policy_field}\t"
+            f"{found}\t{_match_field(seen, winner)}\t{compatibility}\t"
+            f"{_excluded_field(seen.excluded)}\t"
+            f"{NULL}\t{NULL}\t{seen.end.path}\t"  # neither estimate nor selected_path
+            f"{seen.index_revision}\t{seen.latency_us}\t{self._inputs_field(seen)}"
         )
 
-    def inputs_head(self, scope: ScopeIdentity, evidence: QueryEvidence, number: int) -> str:
-        """What repeats in the inputs of every decision with this evidence: an open JSON object.
+    def head(self, scope: ScopeIdentity, evidence: QueryEvidence, number: int) -> InputsHead:
+        """The repeating part of decisions of this scope with this evidence.
 
-        Encoded once, so that an observation keeps one string alive and none of its request.
+        Made once, so that an observation keeps one value alive and none of its request.
         """
         key = (scope, number)
         head = self._heads.get(key)
         if head is None:
-            head = self._encoded_head(scope, evidence)
+            head = InputsHead(
+                scope.tenant,
+                "\t".join(map(escaped, (scope.tenant, scope.namespace, scope.model))),
+                json_field(self._encoded_head(scope, evidence)),
+            )
             if len(self._heads) >= _HEADS_CACHE_ENTRIES:
                 self._heads.clear()
             self._heads[key] = head
         return head
 
-    def _inputs_json(self, seen: LookupObservation) -> str:
+    def _time_field(self, created_us: int) -> str:
+        second, micros = divmod(created_us, 1_000_000)
+        if second != self._second:
+            self._second = second
+            self._second_text = f"{_EPOCH + timedelta(seconds=second):%Y-%m-%d %H:%M:%S}"
+        return f"{self._second_text}.{micros:06d}+00"
+
+    def _inputs_field(self, seen: LookupObservation) -> str:
         """What the decision was made from."""
         # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-        fingerprint = self._hashing.fingerprint(seen.scope.tenant, seen.input_fingerprint.encode())
+        fingerprint = self._hashing.fingerprint(seen.head.tenant, seen.input_fingerprint.encode())
         return (
-            f'{seen.inputs_head},"query_tokens":{seen.query_tokens},'
+            f'{seen.head.inputs},"query_tokens":{seen.query_tokens},'
             f'"input_fingerprint":"{fingerprint}","freshness":"{seen.freshness}"}}'
         )
 
@@ -156,14 +174,15 @@ def _json(value: object) -> str:
 _COMPATIBLE_JSON: Final = _json({"reusable": True, "reason": "compatible"})
 
 
-def _match_json(seen: LookupObservation, winner: Candidate | None) -> str | None:
+def _match_field(seen: LookupObservation, winner: Candidate | None) -> str:
     """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
     if winner is not None:
         return (
             f'{{"classification":"{winner.classification}",'
-            f'"matched_tokens":{winner.matched_tokens},{_counts(seen)},{winner.state.facts}'
+            f'"matched_tokens":{winner.matched_tokens},{_counts(seen)},'
+            f"{json_field(winner.state.facts)}"
         )
-    return f"{{{_counts(seen)}}}" if seen.candidates else None
+    return f"{{{_counts(seen)}}}" if seen.candidates else NULL
 
 
 def _counts(seen: LookupObservation) -> str:
@@ -173,10 +192,10 @@ def _counts(seen: LookupObservation) -> str:
     )
 
 
-def _excluded_json(excluded: Sequence[Exclusion]) -> str:
+def _excluded_field(excluded: Sequence[Exclusion]) -> str:
     if not excluded:
         return _NOTHING_EXCLUDED
-    return _json(
+    listed = _json(
         [
             {
                 "entry_id": exclusion.candidate.state.entry_id,
@@ -188,3 +207,4 @@ def _excluded_json(excluded: Sequence[Exclusion]) -> str:
             for exclusion in excluded[:_MAX_RECORDED_EXCLUSIONS]
         ]
     )
+    return json_field(listed)

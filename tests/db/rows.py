@@ -7,6 +7,7 @@ from typing import Any
 from uuid import UUID
 
 from app.clock import SystemIds
+from app.db.copy_text import line
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
 
 DECISION_COLUMNS = [column.name for column in DecisionRow.__table__.columns]
@@ -15,7 +16,7 @@ WRITER = UUID(int=7)
 IDS = SystemIds()
 
 
-def decision(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
+def decision(created_at: datetime, **changes: Any) -> bytes:
     decision_id = IDS.uuid7()
     values: dict[str, Any] = {
         **dict.fromkeys(DECISION_COLUMNS),
@@ -37,10 +38,10 @@ def decision(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
         "writer_id": WRITER,
         "writer_seq": 1,
     } | changes
-    return tuple(values[name] for name in DECISION_COLUMNS)
+    return line(values[name] for name in DECISION_COLUMNS)
 
 
-def outcome(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
+def outcome(created_at: datetime, **changes: Any) -> bytes:
     values: dict[str, Any] = {
         **dict.fromkeys(OUTCOME_COLUMNS),
         "outcome_id": IDS.uuid7(),
@@ -53,7 +54,7 @@ def outcome(created_at: datetime, **changes: Any) -> tuple[Any, ...]:
         "writer_id": WRITER,
         "writer_seq": 1,
     } | changes
-    return tuple(values[name] for name in OUTCOME_COLUMNS)
+    return line(values[name] for name in OUTCOME_COLUMNS)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], *, deadline_s: float = 10) -> None:

@@ -266,7 +266,7 @@ async def test_the_systems_postgres_15_serves_as_well(place: Place) -> None:
             str(server.cluster.private_dir / "run"),
             True,
         )
-        await database.copy_rows("decision", DECISION_COLUMNS, [decision(now)])
+        await database.copy_lines("decision", DECISION_COLUMNS, [decision(now)])
         later = now + timedelta(days=365)
         assert await ensure_partitions(database, later) == 18
         dropped = await drop_partitions_before(database, later)

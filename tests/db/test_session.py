@@ -163,7 +163,7 @@ async def test_nobody_listening_is_unavailable() -> None:
                     pass
             assert caught.value.code is ErrorCode.DATABASE_UNAVAILABLE
         with pytest.raises(NexusError):
-            await refused.copy_rows("decision", DECISION_COLUMNS, [decision(NOW)])
+            await refused.copy_lines("decision", DECISION_COLUMNS, [decision(NOW)])
         await refused.close()
 
 
@@ -278,10 +278,10 @@ async def test_a_callers_mistake_is_not_called_unavailable(database: Database) -
             await session.execute(text("SELECT * FROM no_such_table"))
 
 
-async def test_copy_rows_appends_and_counts(database: Database) -> None:
+async def test_copy_lines_appends_and_counts(database: Database) -> None:
     rows = [decision(NOW, writer_seq=n, match='{"units": 3}') for n in range(500)]
-    assert await database.copy_rows("decision", DECISION_COLUMNS, rows) == 500
-    assert await database.copy_rows("decision", DECISION_COLUMNS, []) == 0
+    assert await database.copy_lines("decision", DECISION_COLUMNS, rows) == 500
+    assert await database.copy_lines("decision", DECISION_COLUMNS, []) == 0
     async with database.read() as session:
         stored = await session.execute(
             text("SELECT writer_seq, match -> 'units', path FROM decision ORDER BY writer_seq")
@@ -289,29 +289,29 @@ async def test_copy_rows_appends_and_counts(database: Database) -> None:
         assert stored.all() == [(n, 3, ["described", "matched"]) for n in range(500)]
 
 
-async def test_copy_rows_stores_all_or_nothing(database: Database) -> None:
+async def test_copy_lines_stores_all_or_nothing(database: Database) -> None:
     rows = [decision(NOW), decision(NOW, inputs="{not json")]
     with pytest.raises(Exception, match="invalid input syntax for type json"):
-        await database.copy_rows("decision", DECISION_COLUMNS, rows)
+        await database.copy_lines("decision", DECISION_COLUMNS, rows)
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM decision")) == 0
 
 
-async def test_copy_rows_tells_a_missing_day_from_other_failures(database: Database) -> None:
+async def test_copy_lines_tells_a_missing_day_from_other_failures(database: Database) -> None:
     rows = [decision(NOW), decision(NOW - timedelta(days=40))]
     with pytest.raises(NoPartitionError, match="no partition"):
-        await database.copy_rows("decision", DECISION_COLUMNS, rows)
+        await database.copy_lines("decision", DECISION_COLUMNS, rows)
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM decision")) == 0
 
 
-async def test_copy_rows_over_its_time_is_unavailable(
+async def test_copy_lines_over_its_time_is_unavailable(
     database: Database, impatient: Database
 ) -> None:
     async with database.write() as holder:
         await holder.execute(text("LOCK TABLE decision"))
         with pytest.raises(NexusError) as caught:
-            await impatient.copy_rows("decision", DECISION_COLUMNS, [decision(NOW)])
+            await impatient.copy_lines("decision", DECISION_COLUMNS, [decision(NOW)])
     assert caught.value.code is ErrorCode.DATABASE_UNAVAILABLE
 
 

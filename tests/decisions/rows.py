@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import select
 
 from app.clock import SystemIds
+from app.db.copy_text import line
 from app.db.session import Database
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
 from app.decisions.record import (
@@ -97,8 +98,8 @@ async def store(database: Database, decisions: Sequence[Decision]) -> None:
     """Put decisions into the database without a writer."""
     writer_id = IDS.uuid7()
     columns = (*Decision._fields, "writer_id", "writer_seq")
-    records = [(*row, writer_id, seq) for seq, row in enumerate(decisions, 1)]
-    await database.copy_rows("decision", columns, records)
+    lines = [line((*row, writer_id, seq)) for seq, row in enumerate(decisions, 1)]
+    await database.copy_lines("decision", columns, lines)
 
 
 async def _stored(database: Database, column: Any, order: Any) -> list[Any]:

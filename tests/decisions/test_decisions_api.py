@@ -12,6 +12,7 @@ from fastapi import FastAPI
 
 from app.api.decisions import decisions_router
 from app.control.keys import Principal, Scope
+from app.db.copy_text import line
 from app.db.session import Database
 from app.decisions.record import OUTCOME_COLUMNS, Decision, DecisionKind, DecisionOutcome
 from app.problem import MEDIA_TYPE, install_handlers
@@ -191,8 +192,8 @@ async def test_a_decision_shows_its_whole_chain_and_all_outcomes_oldest_first(
         an_outcome(estimate, created_at=NOW - timedelta(seconds=50), physical=True),
         an_outcome(stranger),
     ]
-    records = [(*row, uuid4(), 1) for row in outcomes]
-    await database.copy_rows("decision_outcome", OUTCOME_COLUMNS, records)
+    lines = [line((*row, uuid4(), 1)) for row in outcomes]
+    await database.copy_lines("decision_outcome", OUTCOME_COLUMNS, lines)
     chain = [str(row.decision_id) for row in (root, estimate, materialize, replay)]
     for decision_id in chain:
         detail = (await client.get(f"{LIST}/{decision_id}")).json()
