@@ -8,10 +8,10 @@ T ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint fmt types openapi migrate bench lock clean
+.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker lock clean
 
 help: ## list the targets
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
 
 setup: $(STAMP) ## create .venv, install the locked packages, compile the index
 
@@ -52,6 +52,9 @@ migrate: setup ## bring the database of NEXUSKV_DATABASE_URL to the newest schem
 
 bench: setup ## run the service benchmark; writes .bench/service.json
 	$(BIN)/python -m benchmarks.service $(ARGS)
+
+bench-worker: setup ## run the worker benchmark; writes .bench/worker.json
+	$(BIN)/python -m benchmarks.worker $(ARGS)
 
 lock: ## resolve the dependencies again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet pyproject.toml --extra embedded -o requirements.lock

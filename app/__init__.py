@@ -6,12 +6,13 @@ describe   app.contract    what a piece of state is, and when two are compatible
 match      app.index       which registered states cover a query's tokens
 validate   app.contract    evidence compared field by field, failing closed
 plan       app.planner     what reuse costs, in microseconds (pure)
-reserve    app.execution   the claim on a materialization option
-execute    app.execution   the backend that acts
+           app.policy      what an operator allows: versions, evaluation (app.quota counts)
+reserve    app.execution   the claim on a materialization option, the choice of a backend
+execute    app.execution   the backend that acts; app.transfer speaks to app.worker
 commit | fall back         app.execution
 observe    app.decisions   one decision for every answer
 
 `app.lifecycle` composes the steps and holds all control flow between them. `app.bridge` (the
 Locus wire), `app.api` (the /v1 map) and `app.cli` stand in front; `app.db` and `app.control`
-(keys, health) serve them.
+(keys, health) serve them. `app.topology` knows the workers; `app.worker` is their own process.
 """

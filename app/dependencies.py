@@ -37,6 +37,13 @@ class _Having:
 StatesReader = Annotated[Principal, Depends(_Having(Scope.STATES_READ))]
 StatesWriter = Annotated[Principal, Depends(_Having(Scope.STATES_WRITE))]
 DecisionsReader = Annotated[Principal, Depends(_Having(Scope.DECISIONS_READ))]
+WorkersReader = Annotated[Principal, Depends(_Having(Scope.WORKERS_READ))]
+WorkerTokenIssuer = Annotated[Principal, Depends(_Having(Scope.WORKER_TOKENS_ISSUE))]
+PoliciesReader = Annotated[Principal, Depends(_Having(Scope.POLICIES_READ))]
+PoliciesWriter = Annotated[Principal, Depends(_Having(Scope.POLICIES_WRITE))]
+PoliciesActivator = Annotated[Principal, Depends(_Having(Scope.POLICIES_ACTIVATE))]
+TransfersWriter = Annotated[Principal, Depends(_Having(Scope.TRANSFERS_WRITE))]
+Admin = Annotated[Principal, Depends(_Having(Scope.ADMIN))]
 
 
 async def _read_session(services: ServicesDep) -> AsyncIterator[ReadSession]:

@@ -36,6 +36,7 @@ class ErrorCode(StrEnum):
     MATERIALIZATION_OPTION_EXPIRED = "materialization_option_expired"
     MATERIALIZATION_OPTION_MISMATCH = "materialization_option_mismatch"
     MATERIALIZATION_TARGET_MISMATCH = "materialization_target_mismatch"
+    POLICY_CHANGED = "policy_changed"
     REQUEST_TOO_LARGE = "request_too_large"
     QUERY_TOO_LARGE = "query_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
@@ -46,6 +47,17 @@ class ErrorCode(StrEnum):
     MATERIALIZATION_UNAVAILABLE = "materialization_unavailable"
     DATABASE_UNAVAILABLE = "database_unavailable"
     OVERLOADED = "overloaded"
+    WORKER_HOST_NOT_ALLOWED = "worker_host_not_allowed"
+    WORKER_NAME_TAKEN = "worker_name_taken"
+    WORKERS_NOT_CONFIGURED = "workers_not_configured"
+    CHECKSUM_MISMATCH = "checksum_mismatch"
+    SINK_CONFLICT = "sink_conflict"
+    SINK_NOT_COMPLETE = "sink_not_complete"
+    STALE_GENERATION = "stale_generation"
+    TRANSFER_CONFLICT = "transfer_conflict"
+    LENGTH_REQUIRED = "length_required"
+    RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
+    WORKER_FULL = "worker_full"
 
 
 class ErrorRule(NamedTuple):
@@ -80,9 +92,10 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.MATERIALIZATION_OPTION_EXPIRED: ErrorRule(409, False, "The option is expired"),
     ErrorCode.MATERIALIZATION_OPTION_MISMATCH: ErrorRule(409, False, "The option differs"),
     ErrorCode.MATERIALIZATION_TARGET_MISMATCH: ErrorRule(409, False, "The target differs"),
+    ErrorCode.POLICY_CHANGED: ErrorRule(412, False, "Another policy is active"),
     ErrorCode.REQUEST_TOO_LARGE: ErrorRule(413, False, "The body is too large"),
     ErrorCode.QUERY_TOO_LARGE: ErrorRule(413, False, "The query has too many tokens"),
-    ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRule(415, False, "The body must be JSON"),
+    ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRule(415, False, "The media type is not supported"),
     ErrorCode.UNSUPPORTED_IDENTITY: ErrorRule(422, False, "The identity is not supported"),
     ErrorCode.UNSUPPORTED_BRIDGE_SCHEMA: ErrorRule(422, False, "Unsupported bridge schema"),
     ErrorCode.UNSUPPORTED_NEXUSKV_SCHEMA: ErrorRule(422, False, "Unsupported NexusKV schema"),
@@ -90,16 +103,33 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.MATERIALIZATION_UNAVAILABLE: ErrorRule(503, True, "Materialization is unavailable"),
     ErrorCode.DATABASE_UNAVAILABLE: ErrorRule(503, True, "The database is unavailable"),
     ErrorCode.OVERLOADED: ErrorRule(503, True, "The service is at its limit"),
+    ErrorCode.WORKER_HOST_NOT_ALLOWED: ErrorRule(403, False, "The worker's host is not allowed"),
+    ErrorCode.WORKER_NAME_TAKEN: ErrorRule(409, False, "Another worker has the name"),
+    ErrorCode.WORKERS_NOT_CONFIGURED: ErrorRule(503, True, "Workers are not configured"),
+    ErrorCode.CHECKSUM_MISMATCH: ErrorRule(400, False, "The bytes have another checksum"),
+    ErrorCode.SINK_CONFLICT: ErrorRule(409, False, "The sink has other facts"),
+    ErrorCode.SINK_NOT_COMPLETE: ErrorRule(409, False, "The sink is not complete"),
+    ErrorCode.TRANSFER_CONFLICT: ErrorRule(409, False, "The transfer id stands for another one"),
+    ErrorCode.STALE_GENERATION: ErrorRule(409, False, "The engine generation is stale"),
+    ErrorCode.LENGTH_REQUIRED: ErrorRule(411, False, "Content-Length is required"),
+    ErrorCode.RANGE_NOT_SATISFIABLE: ErrorRule(416, False, "The range is outside the content"),
+    ErrorCode.WORKER_FULL: ErrorRule(507, True, "The worker is full"),
 }
 
 
 @dataclass(frozen=True, slots=True)
 class FieldError:
-    """One finding in a caller's document: JSON pointer, code, and what would be right."""
+    """One finding in a caller's document: JSON pointer, code, and what would be right.
+
+    `allowed` lists the values of a closed vocabulary. `value` is what stands there, as bounded JSON
+    text; only documents that hold nothing of a prompt, and no credential, set it.
+    """
 
     pointer: str
     code: ErrorCode
     detail: str
+    allowed: tuple[str, ...] = ()
+    value: str | None = None
 
 
 class NexusError(Exception):

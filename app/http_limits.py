@@ -7,7 +7,8 @@ closed.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Coroutine, Iterable
+from typing import Any, TypeVar
 
 from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import ErrorCode, NexusError
 from app.problem import ResponseParts, problem_for
 from app.settings import MAX_BODY_BYTES
+
+T = TypeVar("T")
 
 DRAIN_BYTES = 64 * 1024 * 1024
 DRAIN_S = 10.0
@@ -75,6 +78,32 @@ async def _rest_of_body(receive: Receive, collected: bytearray, limit_bytes: int
             raise _too_large(limit_bytes)
         if not message.get("more_body", False):
             return bytes(collected)
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, T]) -> T:
+    """The result of `work`, which is cancelled when the client goes away: nobody waits for it.
+
+    The body must have been read. Raises ClientDisconnectedError then, and whatever `work` raises.
+    """
+    task = asyncio.create_task(work)
+    watch = asyncio.create_task(_client_gone(receive))
+    try:
+        await asyncio.wait((task, watch), return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.wait((task,))
+            raise ClientDisconnectedError
+        return task.result()
+    finally:
+        watch.cancel()
+        task.cancel()
+
+
+async def _client_gone(receive: Receive) -> None:
+    message = await receive()
+    if message["type"] != "http.disconnect":
+        # A server that has more to say of a body that is complete says nothing of its client.
+        await asyncio.Event().wait()
 
 
 async def send_response(send: Send, response: ResponseParts) -> None:

@@ -9,7 +9,9 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from app.api import include_routers
-from app.api.openapi import add_states
+from app.api.openapi import add_policies, add_states
+from app.api.worker_access import WorkerAccess
+from app.api.worker_openapi import add_workers
 from app.bridge.endpoints import HEALTH_PATH, PREFIX, Bridge
 from app.bridge.handles import HandleKeys
 from app.bridge.openapi import add_bridge
@@ -48,7 +50,8 @@ class NexusApp(FastAPI):
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            self.openapi_schema = add_bridge(add_states(super().openapi()))
+            found = add_workers(add_policies(add_states(super().openapi())))
+            self.openapi_schema = add_bridge(found)
         return self.openapi_schema
 
 
@@ -94,6 +97,7 @@ def create_app(
     )
     include_routers(app, services)
     install_handlers(app)
-    app.add_middleware(BodyLimitMiddleware, authorise=services.access.authenticate)
+    worker_access = WorkerAccess(services.access, services.worker_keys, clock)
+    app.add_middleware(BodyLimitMiddleware, authorise=worker_access.authorise_body)
     app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics)
     return app

@@ -8,7 +8,7 @@ component counts anyway is left there; both become series only when they are scr
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import Final, Literal, Protocol
+from typing import Final, Literal, NamedTuple, Protocol
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
@@ -25,11 +25,13 @@ from prometheus_client.registry import Collector
 from app.errors import ErrorCode
 
 Operation = Literal["lookup", "estimate", "materialize"]
-LookupResult = Literal["hit", "miss", "unknown", "excluded"]
+LookupResult = Literal["hit", "miss", "unknown", "unavailable", "excluded"]
 Registration = Literal["created", "superseded", "unchanged", "conflict", "rejected"]
 
 OPERATIONS: Final[tuple[Operation, ...]] = ("lookup", "estimate", "materialize")
-LOOKUP_RESULTS: Final[tuple[LookupResult, ...]] = ("hit", "miss", "unknown", "excluded")
+LOOKUP_RESULTS: Final[tuple[LookupResult, ...]] = (
+    "hit", "miss", "unknown", "unavailable", "excluded",
+)  # fmt: skip
 REGISTRATIONS: Final[tuple[Registration, ...]] = (
     "created", "superseded", "unchanged", "conflict", "rejected",
 )  # fmt: skip
@@ -56,6 +58,27 @@ class DecisionCounters(Protocol):
     @property
     def lost(self) -> Mapping[str, int]:
         """Rows lost so far by reason, a closed set."""
+
+
+class WorkerCalls(Protocol):
+    """What the client of workers counts of itself."""
+
+    @property
+    def calls(self) -> Mapping[tuple[str, str], int]:
+        """Calls by operation and result, both of closed sets."""
+
+    @property
+    def retried(self) -> int: ...
+    @property
+    def cancels_dropped(self) -> int: ...
+
+
+class PolicyGauges(NamedTuple):
+    """`number` is 0 for the file that the process was given."""
+
+    number: int
+    stale_s: float
+    faulted: bool
 
 
 class Metrics:
@@ -105,6 +128,19 @@ class Metrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
+        self._executions = Counter(
+            "nexuskv_executions",
+            "Materialize, prefetch and store by what became of them: `completed` (bytes verified), "
+            "`registered` (protocol only), or the reason of their fallback.",
+            ["kind", "result"],
+            registry=registry,
+        )
+        self._moved_bytes = Counter(
+            "nexuskv_moved_bytes",
+            "Bytes that a worker verified at their destination.",
+            ["kind"],
+            registry=registry,
+        )
         ProcessCollector(registry=registry)
 
     def observe_bridge(
@@ -137,6 +173,24 @@ class Metrics:
         """Read the decision writer's own counters at each scrape."""
         self.registry.register(_Scraped(lambda: _decision_families(counters)))
 
+    def watch_policy(self, status: Callable[[], PolicyGauges]) -> None:
+        """Read which policy is in force, and how sure that is, at each scrape."""
+        self.registry.register(_Scraped(lambda: _policy_families(status())))
+
+    def count_execution(self, kind: str, result: str, bytes_transferred: int) -> None:
+        """Count one executed or refused movement; both labels are members of closed enums."""
+        self._executions.labels(kind, result).inc()
+        self._moved_bytes.labels(kind).inc(bytes_transferred)
+
+    def watch_workers(
+        self,
+        counts: Callable[[], Mapping[str, int]],
+        heartbeats: Mapping[str, int],
+        calls: WorkerCalls,
+    ) -> None:
+        """Read how many workers there are, their heartbeats and our calls at each scrape."""
+        self.registry.register(_Scraped(lambda: _worker_families(counts(), heartbeats, calls)))
+
     def render(self, accept: str | None = None) -> tuple[str, bytes]:
         """Return (content type, text): OpenMetrics for a scraper that accepts it."""
         if accept is not None and _OPENMETRICS in accept:
@@ -163,7 +217,7 @@ class Metrics:
         yield latency
         lookups = CounterMetricFamily(
             "nexuskv_lookup_results",
-            "Lookups answered, by what they found; `unknown` is not a miss.",
+            "Lookups answered, by what they found; `unknown` and `unavailable` are no misses.",
             labels=["result"],
         )
         for result, count in self._lookups.items():
@@ -211,6 +265,24 @@ class _Scraped(Collector):
         return ()
 
 
+def _policy_families(status: PolicyGauges) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "nexuskv_policy_number",
+        "Number of the policy in force; 0 for the file that the process was given.",
+        value=status.number,
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_policy_stale_seconds",
+        "Time since the database was last asked which policy is active.",
+        value=status.stale_s,
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_policy_faulted",
+        "1 while the latest activation cannot come into force, else 0.",
+        value=float(status.faulted),
+    )
+
+
 def _index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
     for key, help_text in (
         ("entries", "States in the index."),
@@ -241,4 +313,37 @@ def _decision_families(counters: DecisionCounters) -> Iterable[Metric]:
         "nexuskv_decisions_queued_bytes",
         "Approximate memory of the rows that wait.",
         value=counters.pending_bytes,
+    )
+
+
+def _worker_families(
+    counts: Mapping[str, int], heartbeats: Mapping[str, int], calls: WorkerCalls
+) -> Iterable[Metric]:
+    workers = GaugeMetricFamily(
+        "nexuskv_workers", "Registered workers, by whether they are heard.", labels=["status"]
+    )
+    for status, count in counts.items():
+        workers.add_metric([status], count)
+    yield workers
+    beats = CounterMetricFamily(
+        "nexuskv_worker_heartbeats", "Heartbeats, by what became of them.", labels=["result"]
+    )
+    for result, count in heartbeats.items():
+        beats.add_metric([result], count)
+    yield beats
+    asked = CounterMetricFamily(
+        "nexuskv_worker_calls",
+        "Calls of workers by `ok` or the kind of fault.",
+        labels=["operation", "result"],
+    )
+    for (operation, result), count in calls.calls.items():
+        asked.add_metric([operation, result], count)
+    yield asked
+    yield CounterMetricFamily(
+        "nexuskv_worker_call_retries", "Attempts beyond a call's first.", value=calls.retried
+    )
+    yield CounterMetricFamily(
+        "nexuskv_worker_cancels_dropped",
+        "Cancellations given up because too many were under way.",
+        value=calls.cancels_dropped,
     )

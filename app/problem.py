@@ -51,6 +51,12 @@ class ProblemField(BaseModel):
     )
     code: ErrorCode
     detail: str
+    value: str | None = Field(
+        None, description="What stands there, as JSON and cut; only where that is harmless."
+    )
+    allowed: list[str] | None = Field(
+        None, description="Every value that may stand there, where they are a closed list."
+    )
 
 
 class Problem(BaseModel):
@@ -91,10 +97,7 @@ def problem_response(
             "code": error.code,
             "retryable": rule.retryable,
             "request_id": request_id,
-            "errors": [
-                {"pointer": finding.pointer, "code": finding.code, "detail": finding.detail}
-                for finding in error.errors
-            ],
+            "errors": [problem_field(finding) for finding in error.errors],
         }
     )
     headers = [
@@ -110,6 +113,20 @@ def problem_response(
     if status == 503 and rule.retryable:
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     return status, headers, body
+
+
+def problem_field(finding: FieldError) -> dict[str, Any]:
+    """A `ProblemField` as plain values; what is not known is left out."""
+    found: dict[str, Any] = {
+        "pointer": finding.pointer,
+        "code": finding.code,
+        "detail": finding.detail,
+    }
+    if finding.value is not None:
+        found["value"] = finding.value
+    if finding.allowed:
+        found["allowed"] = list(finding.allowed)
+    return found
 
 
 def problem_for(error: NexusError, scope: Scope) -> ResponseParts:

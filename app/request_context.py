@@ -5,7 +5,7 @@ The bridge's operations bypass the middleware and call `request_id_of` and `trac
 
 import re
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import structlog
 from starlette.requests import ClientDisconnect
@@ -14,10 +14,16 @@ from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from app.clock import Clock, IdSource
 from app.http_limits import send_response
-from app.metrics import Metrics
 from app.problem import REQUEST_ID_KEY, internal_error, problem_for
 
 Headers = Iterable[tuple[bytes, bytes]]
+
+
+class HttpObserver(Protocol):
+    """What counts requests."""
+
+    def observe_http(self, route: str, method: str, status: int, duration_s: float) -> None: ...
+
 
 TRACE_KEY = "nexuskv.trace"
 
@@ -97,7 +103,7 @@ def route_of(scope: Scope) -> str | None:
 class RequestContextMiddleware:
     """Outermost: ids in, ids out, an access log line, and the last stop of every exception."""
 
-    def __init__(self, app: ASGIApp, *, clock: Clock, ids: IdSource, metrics: Metrics) -> None:
+    def __init__(self, app: ASGIApp, *, clock: Clock, ids: IdSource, metrics: HttpObserver) -> None:
         self._app = app
         self._clock = clock
         self._ids = ids

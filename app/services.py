@@ -10,8 +10,9 @@ from typing import Any, Final
 import structlog
 
 from app.clock import Clock, IdSource
+from app.contract.enums import TransferBackend
 from app.control.auth import Access
-from app.control.health import ReadinessFacts, ReadinessProbe
+from app.control.health import PolicyFacts, ReadinessFacts, ReadinessProbe
 from app.control.keyring import KeyRing
 from app.control.repository import get_or_create_secret
 from app.db.migrate import schema_status
@@ -20,7 +21,8 @@ from app.decisions.partitions import ensure_partitions
 from app.decisions.writer import DecisionWriter, WriterLimits
 from app.errors import NexusError
 from app.execution.backend import ProtocolBackend
-from app.execution.repository import claims_forget
+from app.execution.repository import claims_forget, transfers_forget
+from app.execution.worker_backend import WorkerBackend
 from app.index.matcher import StateIndex
 from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
@@ -28,12 +30,24 @@ from app.index.sync import IndexSync
 from app.lifecycle.estimate import Estimate
 from app.lifecycle.lookup import Lookup
 from app.lifecycle.materialize import Materialize
+from app.lifecycle.materialize_plan import Workers
+from app.lifecycle.move import Move
 from app.lifecycle.observe import Observer
 from app.lifecycle.register import StateIntake
-from app.metrics import Metrics
+from app.lifecycle.sink_reports import SinkReports
+from app.lifecycle.steps import Steps
+from app.metrics import Metrics, PolicyGauges
 from app.planner.cost import ReferenceProfile
 from app.policy.document import load_policy
+from app.policy.provider import PolicyProvider
+from app.policy.store import PolicyStore
 from app.settings import Settings
+from app.topology.directory import WorkerDirectory
+from app.topology.hosts import HostAllowList
+from app.topology.intake import WorkerIntake
+from app.transfer.client import WorkerClient
+from app.transfer.sink_ids import SinkIds
+from app.transfer.tokens import TokenKeys
 from nexuskv_core import IMPLEMENTATION
 
 # The name of the row, not the secret.
@@ -84,51 +98,115 @@ class Services:
                 max_rows=settings.decision_queue_rows, max_bytes=settings.decision_queue_bytes
             ),
         )
-        self.intake = StateIntake(self.registry, self.policy, self.metrics)
+        self.policies = PolicyStore(self.database, clock)
+        self.policy_provider = PolicyProvider(self.database, self.policy, clock)
+        self._make_workers()
+        self.intake = StateIntake(self.registry, self.policy_provider, self.metrics)
         self._make_pipeline()
         self.loaded = asyncio.Event()
         self.draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch_index(self.index.stats)
         self.metrics.watch_decisions(self.writer)
+        self.metrics.watch_policy(self._policy_gauges)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
+
+    def _make_workers(self) -> None:
+        """Who moves bytes: the registry, and the client that gives orders."""
+        settings = self.settings
+        self.worker_keys = TokenKeys(settings.worker_secrets) if settings.worker_secrets else None
+        self.workers = WorkerDirectory(
+            self.database,
+            self.clock,
+            interval_s=settings.sync_interval_s,
+            silence_s=settings.worker_silence_s,
+        )
+        self.sink_reports = SinkReports(self.database, self.writer, self.clock)
+        self.steps = Steps()
+        self.worker_intake = WorkerIntake(
+            self.database,
+            self.workers,
+            HostAllowList(settings.worker_hosts),
+            self.clock,
+            silence_s=settings.worker_silence_s,
+            on_sink_event=self.sink_reports.take,
+            on_gone=self.sink_reports.gone,
+            on_new_instance=self.sink_reports.lost,
+        )
+        self.worker_client = WorkerClient(self.workers.get, self.worker_keys, self.clock)
+        self.metrics.watch_workers(
+            self.workers.counts, self.worker_intake.results, self.worker_client
+        )
 
     def _make_pipeline(self) -> None:
         """The three slices of the pipeline."""
         self.lookup = Lookup(
             self.index,
             self.writer,
-            self.policy,
+            self.policy_provider,
+            self.workers,
             clock=self.clock,
             ids=self.ids,
             max_candidates=self.settings.max_candidates,
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
         )
-        observer = Observer(self.writer, self.policy, self.index, clock=self.clock, ids=self.ids)
+        observer = Observer(
+            self.writer,
+            self.policy_provider,
+            self.index,
+            clock=self.clock,
+            ids=self.ids,
+            count=self.metrics.count_execution,
+        )
         self.estimate = Estimate(
             self.database,
             observer,
             ReferenceProfile(),
+            self.workers,
             clock=self.clock,
             ids=self.ids,
             option_ttl_s=self.settings.option_ttl_s,
         )
+        workers = Workers(
+            self.workers,
+            self.worker_client,
+            ProtocolBackend(),
+            {backend: WorkerBackend(backend, self.worker_client) for backend in TransferBackend},
+            self.settings.transfer_deadline_s,
+            self.clock,
+            SinkIds(self.settings.worker_secrets) if self.settings.worker_secrets else None,
+        )
         self.materialize = Materialize(
             self.database,
             observer,
-            ProtocolBackend(),
+            workers,
+            self.steps,
             clock=self.clock,
             claim_ttl_s=self.settings.claim_ttl_s,
         )
+        self.move = Move(self.database, observer, workers, self.steps, clock=self.clock)
 
     def _facts(self) -> ReadinessFacts:
         return ReadinessFacts(
             schema_status=lambda: schema_status(self._probe_database),
             keys_loaded=lambda: self.keyring.loaded,
             index_loaded=lambda: self.sync.loaded,
+            policy=self._policy_facts,
             decisions_alive=lambda: self.writer.alive,
             draining=lambda: self.draining,
             implementation=IMPLEMENTATION,
+        )
+
+    def _policy_facts(self) -> PolicyFacts:
+        status = self.policy_provider.status()
+        return PolicyFacts(
+            status.label, status.loaded, None if status.fault is None else status.fault.reason
+        )
+
+    def _policy_gauges(self) -> PolicyGauges:
+        status = self.policy_provider.status()
+        return PolicyGauges(
+            self.policy_provider.current.number or 0, status.stale_s, status.fault is not None
         )
 
     async def start(self) -> None:
@@ -142,6 +220,9 @@ class Services:
         for task in self._tasks:
             task.cancel()
         await self.sync.stop()
+        await self.workers.stop()
+        await self.steps.settled()
+        await self.worker_client.stop()
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
                 await task
@@ -157,10 +238,14 @@ class Services:
     async def _load(self) -> None:
         """Waits for Postgres however long it takes: readiness says no until then."""
         self._spawn(self.keyring.watch(_KEY_INTERVAL_S), "keys")
+        self._spawn(self.policy_provider.watch(), "policy")
         secret = await self._hash_secret()
         self.hashing.adopt(secret)
         self.sync.start()
+        self.workers.start()
         await self.sync.wait_loaded()
+        await self.workers.wait_loaded()
+        await self.policy_provider.wait_loaded()
         self._spawn(self._maintain_partitions(), "partitions")
         self._spawn(self._forget_claims(), "claims")
         self.loaded.set()
@@ -192,11 +277,11 @@ class Services:
         while True:
             try:
                 forgotten = _CLAIM_BATCH_ROWS
-                while forgotten == _CLAIM_BATCH_ROWS:
+                while forgotten >= _CLAIM_BATCH_ROWS:
+                    before = self.clock.now() - keep
                     async with self.database.write() as session:
-                        forgotten = await claims_forget(
-                            session, self.clock.now() - keep, _CLAIM_BATCH_ROWS
-                        )
+                        forgotten = await claims_forget(session, before, _CLAIM_BATCH_ROWS)
+                        forgotten += await transfers_forget(session, before, _CLAIM_BATCH_ROWS)
             except Exception as error:  # noqa: BLE001 - old claims are clutter, not a fault
                 log.warning("claims_not_forgotten", cause=_cause(error))
             await asyncio.sleep(_CLAIM_INTERVAL_S)

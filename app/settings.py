@@ -9,6 +9,12 @@ MAX_QUERY_TOKENS = 1_000_000
 MAX_BATCH_ENTRIES = 1_000
 
 _ROOT = Path(__file__).resolve().parent.parent
+# Hosts of this machine: a worker elsewhere has to be named.
+DEFAULT_WORKER_HOSTS = ("127.0.0.0/8", "::1", "localhost")
+DEFAULT_WORKER_SILENCE_S = 5.0
+DEFAULT_DEADLINE_S = 8.0
+# A transfer ends before its claim does, so that no second one is begun beside it.
+CLAIM_SLACK_S = 2.0
 DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
 
 
@@ -29,8 +35,15 @@ class Settings:
     max_candidates: int = 64
     source_handle_ttl_s: float = 600.0
     option_ttl_s: float = 30.0
-    claim_ttl_s: float = 10.0
+    transfer_deadline_s: float = DEFAULT_DEADLINE_S
+    claim_ttl_s: float = DEFAULT_DEADLINE_S + CLAIM_SLACK_S
     consumed_retention_s: float = 7 * 86_400.0
     drain_s: float = 15.0
     decision_queue_rows: int = 200_000
     decision_queue_bytes: int = 256 * 1024 * 1024
+    # One or two: the first signs worker tokens, both verify. None: no token is made or honoured.
+    worker_secrets: tuple[str, ...] = ()
+    # Where workers may be: names, addresses, networks.
+    worker_hosts: tuple[str, ...] = DEFAULT_WORKER_HOSTS
+    # A worker that was not heard for this long is unavailable.
+    worker_silence_s: float = DEFAULT_WORKER_SILENCE_S

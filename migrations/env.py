@@ -13,7 +13,10 @@ from sqlalchemy import Connection
 import app.control.models
 import app.decisions.models
 import app.execution.models
-import app.index.models  # noqa: F401  (each import registers its tables on the metadata)
+import app.index.models
+import app.policy.models
+import app.quota.models
+import app.topology.models  # noqa: F401  (each import registers its tables on the metadata)
 from app.db.base import Base
 from app.db.migrate import is_ours
 from app.db.session import create_engine

@@ -3,7 +3,11 @@
 from fastapi import FastAPI
 
 from app.api.decisions import decisions_router
+from app.api.policies import policies_router
 from app.api.states import states_router
+from app.api.transfers import transfers_router
+from app.api.worker_access import WorkerAccess
+from app.api.workers import workers_router
 from app.control.health import health_router
 from app.services import Services
 
@@ -13,5 +17,13 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(health_router(services.probe, services.metrics))
     # /v1/states
     app.include_router(states_router())
+    # /v1/policies, /v1/quotas
+    app.include_router(policies_router())
     # /v1/decisions
     app.include_router(decisions_router())
+    # /v1/transfers
+    app.include_router(transfers_router())
+    # /v1/workers, /v1/worker-tokens
+    app.include_router(
+        workers_router(WorkerAccess(services.access, services.worker_keys, services.clock))
+    )

@@ -35,6 +35,33 @@ _REGISTER: Final = (
     ErrorCode.UNSUPPORTED_NEXUSKV_SCHEMA,
 )
 
+_HEARTBEAT: Final = (
+    *_ANY,
+    ErrorCode.MISSING_FIELD,
+    ErrorCode.UNKNOWN_FIELD,
+    ErrorCode.INVALID_JSON,
+    ErrorCode.INVALID_BODY,
+    ErrorCode.NOT_FOUND,
+    ErrorCode.WORKER_HOST_NOT_ALLOWED,
+    ErrorCode.WORKER_NAME_TAKEN,
+    ErrorCode.WORKERS_NOT_CONFIGURED,
+)
+_TOKEN: Final = (
+    *_ANY,
+    ErrorCode.MISSING_FIELD,
+    ErrorCode.UNKNOWN_FIELD,
+    ErrorCode.INVALID_JSON,
+    ErrorCode.INVALID_BODY,
+    ErrorCode.TENANT_FORBIDDEN,
+    ErrorCode.NOT_FOUND,
+    ErrorCode.WORKERS_NOT_CONFIGURED,
+)
+
+
+def errors_of(*codes: ErrorCode) -> dict[int | str, dict[str, Any]]:
+    """What any route can answer, and these."""
+    return problem_responses(*_ANY, *codes)
+
 
 def list_errors() -> dict[int | str, dict[str, Any]]:
     return problem_responses(*_LIST)
@@ -47,3 +74,16 @@ def one_errors() -> dict[int | str, dict[str, Any]]:
 
 def register_errors() -> dict[int | str, dict[str, Any]]:
     return problem_responses(*_REGISTER)
+
+
+def plain_errors() -> dict[int | str, dict[str, Any]]:
+    """Of a route that takes nothing."""
+    return problem_responses(*_ANY)
+
+
+def heartbeat_errors() -> dict[int | str, dict[str, Any]]:
+    return problem_responses(*_HEARTBEAT)
+
+
+def token_errors() -> dict[int | str, dict[str, Any]]:
+    return problem_responses(*_TOKEN)

@@ -1,4 +1,4 @@
-"""What FastAPI cannot see of `/v1/states`: its bodies are decoded by the contract's own types."""
+"""What FastAPI cannot see: the bodies that the contract's and the policy's own types decode."""
 
 from typing import Any, Final
 
@@ -7,10 +7,13 @@ from pydantic.json_schema import models_json_schema
 
 from app.api.state_schemas import RegisterProblem, StateBatch
 from app.contract.registration import Registration
+from app.policy.document import ExecutionPolicy
 
 _REF: Final = "#/components/schemas/"
 # The bridge's models have some of the contract's names.
 _PREFIX: Final = "Contract"
+# Answers have some of the policy's own.
+POLICY_PREFIX: Final = "Policy"
 
 
 def add_states(document: dict[str, Any]) -> dict[str, Any]:
@@ -27,6 +30,32 @@ def add_states(document: dict[str, Any]) -> dict[str, Any]:
     components.update({_PREFIX + name: schema for name, schema in plain.items()})
     components[StateBatch.__name__]["properties"]["entries"]["items"] = registration
     _add_links(document["paths"])
+    return document
+
+
+def add_policies(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the body of a policy, and how answers lead to a version."""
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    _, schemas = msgspec.json.schema_components(
+        [ExecutionPolicy], ref_template=f"{_REF}{POLICY_PREFIX}{{name}}"
+    )
+    plain = msgspec.json.decode(msgspec.json.encode(schemas))
+    components.update({POLICY_PREFIX + name: schema for name, schema in plain.items()})
+    paths = document["paths"]
+    one, activate = paths["/v1/policies/{number}"], paths["/v1/policies/{number}:activate"]
+    operations = {"GetPolicy": one["get"], "ActivatePolicy": activate["post"]}
+    for method, status, pointer in (
+        ("post", "200", "/number"),
+        ("post", "201", "/number"),
+        ("get", "200", "/items/0/number"),
+    ):
+        paths["/v1/policies"][method]["responses"][status]["links"] = {
+            name: {
+                "operationId": operation["operationId"],
+                "parameters": {"number": f"$response.body#{pointer}"},
+            }
+            for name, operation in operations.items()
+        }
     return document
 
 

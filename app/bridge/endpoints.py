@@ -21,12 +21,18 @@ from app.control.auth import Access, require_scope
 from app.control.keys import Principal
 from app.control.keys import Scope as KeyScope
 from app.errors import ErrorCode, NexusError
-from app.http_limits import ClientDisconnectedError, read_body, refuse_body, send_response
+from app.http_limits import (
+    ClientDisconnectedError,
+    read_body,
+    refuse_body,
+    send_response,
+    while_connected,
+)
 from app.index.matcher import Freshness
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.estimate import Estimate
-from app.lifecycle.lookup import Hit, Lookup
+from app.lifecycle.lookup import Hit, Lookup, MissKind
 from app.lifecycle.materialize import Materialize
 from app.lifecycle.queries import EstimateQuery, LookupQuery, MaterializeQuery
 from app.metrics import Metrics, Operation
@@ -55,7 +61,7 @@ class Reply(NamedTuple):
     body: bytes
     decision_id: UUID | None
     error: NexusError | None = None
-    known: bool = True
+    miss: MissKind | None = None
 
 
 class Bridge:
@@ -104,7 +110,7 @@ class Bridge:
             elif operation == "estimate":
                 reply = await self._on_estimate(body, caller)
             else:
-                reply = await self._on_materialize(body, caller)
+                reply = await while_connected(receive, self._on_materialize(body, caller))
         except ClientDisconnectedError:
             return
         except NexusError as error:
@@ -207,8 +213,8 @@ class Bridge:
         if isinstance(answer, Refused):
             self._metrics.count_lookup("excluded")
             return _refusal(answer.error, answer.decision_id)
-        self._metrics.count_lookup("miss" if answer.known else "unknown")
-        return Reply(NO_MATCH, answer.decision_id, known=answer.known)
+        self._metrics.count_lookup(answer.kind.value)
+        return Reply(NO_MATCH, answer.decision_id, miss=answer.kind)
 
     async def _on_estimate(self, body: bytes, caller: Caller) -> Reply:
         request = self._decoder.estimate(body)
@@ -244,6 +250,7 @@ class Bridge:
                     request.target_id, request.target_engine_id, request.target_engine_generation
                 ),
                 target_engine_id=request.target_engine_id,
+                target_engine_generation=request.target_engine_generation,
                 sink_namespace=request.sink_namespace,
                 sink_value=request.sink_value,
             ),
@@ -281,8 +288,8 @@ def _answer_headers(reply: Reply, trace: Trace | None) -> list[tuple[bytes, byte
     if reply.decision_id is not None:
         headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
         headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
-    if not reply.known:
-        headers.append((b"x-nexuskv-match", b"unknown"))
+    if reply.miss is not None and reply.miss is not MissKind.MISS:
+        headers.append((b"x-nexuskv-match", reply.miss.encode()))
     return headers
 
 

@@ -103,7 +103,9 @@ class HandleKeys:
             grant.estimate_id.bytes,
             grant.transfer_us,
         )
-        return self._seal(_OPTION_PREFIX, fields + grant.tenant.encode())
+        # No text of ours holds U+0000.
+        texts = f"{grant.tenant}\0{grant.target_residency}"
+        return self._seal(_OPTION_PREFIX, fields + texts.encode())
 
     def open_option(self, handle: str) -> OptionGrant | None:
         """The grant, expired or not; None when no active secret made this handle."""
@@ -111,8 +113,10 @@ class HandleKeys:
         if payload is None:
             return None
         fields = _OPTION.unpack_from(payload)
+        tenant, _, residency = payload[_OPTION.size :].decode().partition("\0")
         return OptionGrant(
-            tenant=payload[_OPTION.size :].decode(),
+            tenant=tenant,
+            target_residency=residency,
             expires_us=fields[1],
             generation=fields[2],
             matched_tokens=fields[3],

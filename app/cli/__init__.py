@@ -2,13 +2,17 @@
 
 import typer
 
+from app.cli.demo import demo_command
 from app.cli.keys import keys_app
 from app.cli.migrate import migrate_command
 from app.cli.openapi import openapi_command
+from app.cli.policy import policy_app
 from app.cli.replay import replay_command
 from app.cli.serve import serve_command
 from app.cli.trace import trace_app
 from app.cli.up import up_command
+from app.cli.worker import worker_command
+from app.cli.workers import workers_command
 
 cli = typer.Typer(
     name="nexuskv",
@@ -18,9 +22,13 @@ cli = typer.Typer(
     pretty_exceptions_show_locals=False,
 )
 cli.command("up")(up_command)
+cli.command("demo")(demo_command)
 cli.command("serve")(serve_command)
+cli.command("worker")(worker_command)
 cli.command("migrate")(migrate_command)
 cli.add_typer(keys_app, name="keys")
+cli.command("workers")(workers_command)
+cli.add_typer(policy_app, name="policy")
 cli.command("replay")(replay_command)
 cli.add_typer(trace_app, name="trace")
 cli.command("openapi")(openapi_command)

@@ -1,6 +1,7 @@
 """Files that only their owner may read: made once, never loosened."""
 
 import os
+import re
 import stat
 from collections.abc import Mapping
 from pathlib import Path
@@ -37,13 +38,27 @@ def given_handle_secret(env: Mapping[str, str]) -> str | None:
 
     None when neither is set. Raises SecretFileError when the file is absent, or others may read it.
     """
-    if secret := env.get("NEXUSKV_HANDLE_SECRET"):
+    return _given(env, "NEXUSKV_HANDLE_SECRET", "NEXUSKV_HANDLE_SECRET_FILE")
+
+
+def given_worker_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
+    """The one or two secrets of `NEXUSKV_WORKER_SECRET` or of `NEXUSKV_WORKER_SECRET_FILE`.
+
+    Two are separated by comma or white space; empty when neither is set. Raises SecretFileError
+    when the file is absent, or others may read it.
+    """
+    given = _given(env, "NEXUSKV_WORKER_SECRET", "NEXUSKV_WORKER_SECRET_FILE") or ""
+    return tuple(part for part in re.split(r"[\s,]+", given) if part)
+
+
+def _given(env: Mapping[str, str], variable: str, file_variable: str) -> str | None:
+    if secret := env.get(variable):
         return secret
-    if name := env.get("NEXUSKV_HANDLE_SECRET_FILE"):
+    if name := env.get(file_variable):
         # Orchestrators mount secrets as links to the file of the current version.
         secret = read_secret(Path(name).resolve())
         if secret is None:
-            raise SecretFileError(f"NEXUSKV_HANDLE_SECRET_FILE: there is no file {name}")
+            raise SecretFileError(f"{file_variable}: there is no file {name}")
         return secret
     return None
 

@@ -19,6 +19,7 @@ from app.cli.options import (
 )
 from app.cli.secret_files import given_handle_secret
 from app.cli.server import Listening, ServerRun, bind
+from app.cli.worker_env import worker_settings
 from app.errors import NexusError
 from app.logging import configure_logging
 from app.settings import Settings
@@ -58,6 +59,7 @@ def serve_command(
             database_url=url,
             handle_secret=secret,
             policy_file=policy,
+            **worker_settings(os.environ),
         )
         check_policy(policy)
         states = read_fixtures(fixture or ())

@@ -47,12 +47,12 @@ class Listening:
     admin_key_file: Path | None
 
 
-def bind(listen: str) -> socket.socket:
+def bind(listen: str, option: str = "--listen") -> socket.socket:
     """A listening socket for `HOST:PORT`; port 0 takes a free one. Raises ListenError."""
     host, separator, port = listen.rpartition(":")
     host = host.removeprefix("[").removesuffix("]")
     if not separator or not host or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise ListenError(f"--listen must be HOST:PORT, e.g. 127.0.0.1:9099, not {listen!r}")
+        raise ListenError(f"{option} must be HOST:PORT, e.g. 127.0.0.1:9099, not {listen!r}")
     try:
         found = socket.getaddrinfo(host, int(port), type=socket.SOCK_STREAM)
         family, kind, protocol, _, address = found[0]

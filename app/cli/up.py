@@ -1,10 +1,12 @@
-"""`nexuskv up`: everything on this machine, in the foreground: Postgres, migrations, the API."""
+"""`nexuskv up`: everything on this machine, in the foreground: Postgres, the API, one worker."""
 
 import asyncio
 import os
 import signal
-from collections.abc import Iterator
+import socket
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -24,8 +26,19 @@ from app.cli.options import (
     failure,
 )
 from app.cli.secret_files import given_handle_secret, read_secret, write_secret
-from app.cli.server import Listening, ServerRun, bind, handled, is_loopback, terminations
+from app.cli.server import (
+    Listening,
+    ServerRun,
+    base_url,
+    bind,
+    handled,
+    is_loopback,
+    terminations,
+)
+from app.cli.worker_child import WorkerChild
+from app.cli.worker_env import WorkerSettings, worker_settings
 from app.clock import SystemClock, SystemIds
+from app.contract.registration import Registration
 from app.control.issue import issue_key
 from app.control.keys import ALL_TENANTS, Scope, digest
 from app.control.repository import key_by_sha256
@@ -39,7 +52,10 @@ from app.settings import Settings
 
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
-_HANDLE_SECRET_BYTES: Final = 32
+_WORKER_FILE: Final = "worker.secret"
+_SECRET_BYTES: Final = 32
+_WORKER_NODE: Final = "local"
+_WORKER_DRAM_BYTES: Final = 256 * 1024 * 1024
 _TEND_INTERVAL_S: Final = 0.5
 _FIRST_KEY_NAME: Final = "first admin key, made by nexuskv up"
 log = structlog.get_logger("nexuskv.up")
@@ -47,15 +63,25 @@ log = structlog.get_logger("nexuskv.up")
 
 class _Up(ServerRun):
     embedded: EmbeddedPostgres | None = None
+    worker: WorkerChild | None = None
 
     async def tend(self) -> None:
-        """A Postgres of ours that dies is started again; until it is back, readiness says no."""
-        while self.embedded is not None:
+        """What was started beside the API and dies is started again.
+
+        Until Postgres is back, readiness says no; a worker registers as soon as it can.
+        """
+        while True:
+            if self.worker is not None:
+                try:
+                    self.worker.ensure()
+                except OSError as error:
+                    log.error("worker_not_started", cause=str(error))  # noqa: TRY400
             await asyncio.sleep(_TEND_INTERVAL_S)
-            try:
-                await asyncio.to_thread(self.embedded.revive)
-            except PostgresStartError as error:
-                log.error("embedded_postgres_not_revived", cause=str(error))  # noqa: TRY400
+            if self.embedded is not None:
+                try:
+                    await asyncio.to_thread(self.embedded.revive)
+                except PostgresStartError as error:
+                    log.error("embedded_postgres_not_revived", cause=str(error))  # noqa: TRY400
 
     def announce(self, listening: Listening) -> None:
         say = Console(soft_wrap=True, highlight=False).print
@@ -66,6 +92,8 @@ class _Up(ServerRun):
         say(f"  first admin key   {key_file}  (mode 0600)")
         say(f"  API documentation {url}/docs")
         say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
+        if self.worker is not None:
+            say(f"  worker            {self.worker.node}  (`nexuskv workers` lists it)")
         if keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
@@ -88,6 +116,18 @@ def up_command(
     require_key: Annotated[
         bool, typer.Option("--require-key", help="Ask for a key also on a loopback address.")
     ] = False,
+    worker: Annotated[
+        bool, typer.Option("--worker/--no-worker", help="Start a worker beside the API.")
+    ] = True,
+    worker_dram_bytes: Annotated[
+        int,
+        typer.Option(
+            "--worker-dram-bytes",
+            metavar="N",
+            min=1024 * 1024,
+            help="Memory the worker may hold payloads and sinks in.",
+        ),
+    ] = _WORKER_DRAM_BYTES,
     fixture: Fixtures = None,
     ready_file: ReadyFile = None,
     policy: PolicyFile = POLICY_DEFAULT,
@@ -104,30 +144,73 @@ def up_command(
         states = read_fixtures(fixture or ())
         if ready_file is not None:
             clear_ready_file(ready_file)
-        home = (data_dir or default_data_dir()).absolute()
+        asked = _Asked(
+            home=(data_dir or default_data_dir()).absolute(),
+            require_key=require_key,
+            worker_dram_bytes=worker_dram_bytes if worker else None,
+            states=states,
+            ready_file=ready_file,
+            policy=policy,
+        )
         # Until the server takes them over, these end it as Ctrl-C does: Postgres included. Raising
         # from here would do so in the middle of anything; asyncio knows how to take SIGINT.
         interrupt = handled(lambda *_: signal.raise_signal(signal.SIGINT), terminations())
         with interrupt, bind(listen) as bound:
-            make_data_dir(home)
-            with _postgres(home) as (url, embedded):
-                asyncio.run(_prepare(url))
-                settings = Settings(
-                    database_url=url,
-                    handle_secret=_handle_secret(home),
-                    policy_file=policy,
-                    keyless_loopback=is_loopback(bound) and not require_key,
-                )
-                key_file = asyncio.run(_first_key(url, home))
-                run = _Up(
-                    settings, bound, fixtures=states, ready_file=ready_file, admin_key_file=key_file
-                )
-                run.embedded = embedded
-                run.run()
+            _serve(asked, bound)
     except (NexusError, PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
         raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """What the command was asked for; `worker_dram_bytes` is None for no worker."""
+
+    home: Path
+    require_key: bool
+    worker_dram_bytes: int | None
+    states: Sequence[Sequence[Registration]]
+    ready_file: Path | None
+    policy: Path
+
+
+def _serve(asked: _Asked, bound: socket.socket) -> None:
+    """Everything up, until a signal; then everything down."""
+    home = asked.home
+    make_data_dir(home)
+    with _postgres(home) as (url, embedded):
+        asyncio.run(_prepare(url))
+        workers = _worker_settings(home)
+        settings = Settings(
+            database_url=url,
+            handle_secret=_handle_secret(home),
+            policy_file=asked.policy,
+            keyless_loopback=is_loopback(bound) and not asked.require_key,
+            **workers,
+        )
+        run = _Up(
+            settings,
+            bound,
+            fixtures=asked.states,
+            ready_file=asked.ready_file,
+            admin_key_file=asyncio.run(_first_key(url, home)),
+        )
+        run.embedded = embedded
+        if asked.worker_dram_bytes is not None:
+            run.worker = WorkerChild(
+                _WORKER_NODE,
+                api_url=base_url(bound),
+                secret=",".join(workers["worker_secrets"]),
+                dram_bytes=asked.worker_dram_bytes,
+                directory=home,
+                ready_file=home / f"worker-{_WORKER_NODE}.json",
+            )
+        try:
+            run.run()
+        finally:
+            if run.worker is not None:
+                run.worker.stop()
 
 
 @contextmanager
@@ -149,12 +232,22 @@ async def _prepare(url: str) -> None:
 
 
 def _handle_secret(home: Path) -> str:
-    if given := given_handle_secret(os.environ):
-        return given
-    path = home / _HANDLE_FILE
+    return given_handle_secret(os.environ) or _kept_secret(home / _HANDLE_FILE)
+
+
+def _worker_settings(home: Path) -> WorkerSettings:
+    """Of the environment; without a secret in it, one of this machine's own."""
+    found = worker_settings(os.environ)
+    if not found["worker_secrets"]:
+        found["worker_secrets"] = (_kept_secret(home / _WORKER_FILE),)
+    return found
+
+
+def _kept_secret(path: Path) -> str:
+    """The secret in the file, made the first time."""
     secret = read_secret(path)
     if secret is None:
-        secret = SystemIds().random_bytes(_HANDLE_SECRET_BYTES).hex()
+        secret = SystemIds().random_bytes(_SECRET_BYTES).hex()
         write_secret(path, secret)
     return secret
 

@@ -188,3 +188,7 @@ class ExclusionReason(StrEnum):
     CHECKPOINT_MISMATCH = "checkpoint_mismatch"
     BELOW_GRANULARITY = "below_granularity"
     SUPERSEDED = "superseded"
+    # Its worker is silent, or no longer holds it.
+    UNAVAILABLE = "unavailable"
+    # The policy lets no backend read its tier.
+    POLICY_DENIED = "policy_denied"

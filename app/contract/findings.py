@@ -6,6 +6,7 @@ schema and not two.
 """
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, Generic, NoReturn, TypeVar, cast
@@ -200,6 +201,8 @@ def _text(info: inspect.StrType, value: object, at: str, _: ErrorCode | None) ->
         yield _wrong(at, "a string", value)
         return
     yield from _length(info, value, at, "characters")
+    if info.pattern is not None and not re.search(info.pattern, value):
+        yield _invalid(at, f"must match {info.pattern}")
     if "\x00" in value:
         yield _invalid(at, "must not hold the character U+0000")
     if not value.isascii() and any("\ud800" <= c <= "\udfff" for c in value):
@@ -230,7 +233,8 @@ def _choice(
         yield _wrong(at, "a string", value)
     elif value not in allowed:
         meaning = code if code is not None and value else ErrorCode.INVALID_FIELD
-        yield FieldError(at, meaning, f"must be one of: {', '.join(allowed)}")
+        detail = f"must be one of: {', '.join(allowed)}"
+        yield FieldError(at, meaning, detail, allowed=tuple(allowed))
 
 
 def _length(info: Any, value: Any, at: str, unit: str) -> Findings:

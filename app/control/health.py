@@ -8,7 +8,7 @@ two seconds, and uses connections that requests cannot take.
 import asyncio
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import structlog
 from fastapi import APIRouter, Request
@@ -26,6 +26,14 @@ CACHE_US = 1_000_000
 _log = structlog.get_logger("nexuskv.health")
 
 
+class PolicyFacts(NamedTuple):
+    """Which policy is in force, whether the database's has been read, and what is wrong with it."""
+
+    label: str
+    loaded: bool
+    fault: str | None
+
+
 @dataclass(frozen=True, slots=True)
 class ReadinessFacts:
     """What readiness asks of the parts. All but `schema_status` answer at once, from memory.
@@ -37,15 +45,19 @@ class ReadinessFacts:
     schema_status: Callable[[], Awaitable[SchemaStatus]]
     keys_loaded: Callable[[], bool]
     index_loaded: Callable[[], bool]
+    policy: Callable[[], PolicyFacts]
     decisions_alive: Callable[[], bool]
     draining: Callable[[], bool]
     implementation: str
 
 
+CheckName = Literal["database", "keys", "index", "policy", "decisions", "serving"]
+
+
 class Check(BaseModel):
     """One thing readiness depends on."""
 
-    name: Literal["database", "keys", "index", "decisions", "serving"]
+    name: CheckName
     ok: bool
     detail: str
 
@@ -82,6 +94,7 @@ class ReadinessProbe:
             await self._database_check(),
             _check("keys", facts.keys_loaded(), "loaded", "the API keys are not loaded yet"),
             _check("index", facts.index_loaded(), "loaded", "the states are not loaded yet"),
+            _policy_check(facts.policy()),
             _check(
                 "decisions",
                 facts.decisions_alive(),
@@ -169,8 +182,15 @@ def health_router(probe: ReadinessProbe, metrics: Metrics) -> APIRouter:
     return router
 
 
+def _policy_check(policy: PolicyFacts) -> Check:
+    """A policy that cannot be read leaves the last good one in force: said, and no reason to go."""
+    in_force = f"{policy.label} is in force"
+    fault = "" if policy.fault is None else f"; the latest activation is not: {policy.fault}"
+    return _check("policy", policy.loaded, in_force + fault, "the policy is not loaded yet")
+
+
 def _check(
-    name: Literal["database", "keys", "index", "decisions", "serving"],
+    name: CheckName,
     ok: bool,
     detail: str,
     trouble: str,

@@ -31,6 +31,12 @@ class Scope(StrEnum):
     STATES_READ = "states:read"
     STATES_WRITE = "states:write"
     DECISIONS_READ = "decisions:read"
+    WORKERS_READ = "workers:read"
+    WORKER_TOKENS_ISSUE = "worker-tokens:issue"
+    POLICIES_READ = "policies:read"
+    POLICIES_WRITE = "policies:write"
+    POLICIES_ACTIVATE = "policies:activate"
+    TRANSFERS_WRITE = "transfers:write"
     ADMIN = "admin"
 
 

@@ -104,7 +104,8 @@ async def get_or_create_secret(session: WriteSession, name: str, candidate: byte
         .on_conflict_do_nothing(index_elements=[DeploymentSecretRow.name])
     )
     secret = select(DeploymentSecretRow.secret).where(DeploymentSecretRow.name == name)
-    return (await session.execute(secret)).scalar_one()
+    kept: bytes = (await session.execute(secret)).scalar_one()
+    return kept
 
 
 def _keys() -> Select[*KeyColumns]:

@@ -11,7 +11,6 @@ from datetime import UTC, date, datetime, timedelta
 
 import structlog
 from sqlalchemy import TextClause, text
-from sqlalchemy.ext.asyncio import AsyncConnection
 
 from app.db.session import Database, ReadSession, translated_errors
 
@@ -99,14 +98,11 @@ async def _is_attached(session: ReadSession, table: str, name: str) -> bool:
 
 
 async def _detach(database: Database, table: str, name: str, *, pending: bool) -> None:
-    # Outside any transaction, because it commits half-way to let inserts pass while it waits.
+    # Outside any transaction, as the engine is: it commits half-way, to let inserts pass meanwhile.
     how = "FINALIZE" if pending else "CONCURRENTLY"
     with translated_errors():
         async with database.engine.connect() as connection:
-            direct: AsyncConnection = await connection.execution_options(
-                isolation_level="AUTOCOMMIT"
-            )
-            await direct.execute(_ddl(f"ALTER TABLE {table} DETACH PARTITION {name} {how}"))
+            await connection.execute(_ddl(f"ALTER TABLE {table} DETACH PARTITION {name} {how}"))
 
 
 async def _drop_detached(database: Database, table: str, name: str) -> bool:

@@ -4,14 +4,14 @@ A body inside `read()` or `write()` speaks to the database and does nothing else
 "the database cannot answer now" leaves it as `NexusError(DATABASE_UNAVAILABLE)`.
 """
 
-from collections.abc import AsyncGenerator, Generator, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeVar
 
 import asyncpg
 import orjson
-from sqlalchemy import event
+from sqlalchemy import Executable, TextClause, event
 from sqlalchemy.engine import URL, make_url
 from sqlalchemy.exc import (
     ArgumentError,
@@ -21,8 +21,15 @@ from sqlalchemy.exc import (
     OperationalError,
 )
 from sqlalchemy.exc import TimeoutError as PoolTimeoutError
-from sqlalchemy.ext.asyncio import AsyncEngine, AsyncSession, create_async_engine
+from sqlalchemy.ext.asyncio import (
+    AsyncConnection,
+    AsyncEngine,
+    AsyncResult,
+    create_async_engine,
+)
+from sqlalchemy.sql.selectable import TextualSelect
 
+from app.db.native import Rows, Statements, arguments
 from app.errors import ErrorCode, NexusError
 
 _SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
@@ -46,15 +53,49 @@ class NoPartitionError(Exception):
     """
 
 
-class ReadSession(AsyncSession):
-    """A session in a READ ONLY transaction; it is never committed."""
+class ReadSession:
+    """One READ ONLY transaction on one connection; it is never committed."""
+
+    def __init__(
+        self, connection: AsyncConnection, driver: asyncpg.Connection, statements: Statements
+    ) -> None:
+        self._connection = connection
+        self._driver = driver
+        self._statements = statements
+
+    async def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        """The statement's rows: `Rows`, or SQLAlchemy's own result for a composed statement."""
+        if isinstance(statement, (TextClause, TextualSelect)):
+            prepared = self._statements.prepared(statement)
+            found = await self._driver.fetch(prepared.sql, *arguments(prepared, values or {}))
+            return Rows(found, prepared)
+        return await self._connection.execute(statement, values)
+
+    async def scalar(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        """The first column of the first row; None when there is no row."""
+        return (await self.execute(statement, values)).scalar()
+
+    async def scalars(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
+        """The first column of every row."""
+        return (await self.execute(statement, values)).scalars()
+
+    async def stream(self, statement: Executable) -> AsyncResult[Any]:
+        """Rows in batches, for results that do not fit memory."""
+        return await self._connection.stream(statement)
+
+    async def connection(self) -> AsyncConnection:
+        """The connection below, for what only SQLAlchemy does."""
+        return self._connection
 
 
 class WriteSession(ReadSession):
-    """A session whose transaction commits when its block ends cleanly.
+    """A transaction that commits when its block ends cleanly.
 
     Whatever accepts a `ReadSession` also works inside a write; the reverse does not type-check.
     """
+
+
+S = TypeVar("S", bound=ReadSession)
 
 
 def normalise_url(url: str) -> str:
@@ -100,8 +141,10 @@ class Database:
             connect_timeout_s=connect_timeout_s,
             statement_timeout_s=statement_timeout_s,
             application_name=application_name,
+            # BEGIN and COMMIT are ours: sent to the driver as they are, like most statements.
+            isolation_level="AUTOCOMMIT",
         )
-        self._read_engine = self.engine.execution_options(postgresql_readonly=True)
+        self._statements = Statements(self.engine.dialect)
 
     @property
     def url(self) -> URL:
@@ -111,24 +154,43 @@ class Database:
     @asynccontextmanager
     async def read(self) -> AsyncGenerator[ReadSession]:
         """A read-only transaction, rolled back at the end. Raises NexusError when unavailable."""
-        with translated_errors():
-            async with ReadSession(self._read_engine, expire_on_commit=False) as session:
-                await _connect(session)
-                yield session
+        async with self._transaction(ReadSession, "BEGIN READ ONLY", "ROLLBACK") as session:
+            yield session
 
     @asynccontextmanager
-    async def write(self) -> AsyncGenerator[WriteSession]:
+    async def write(self, *, durable: bool = True) -> AsyncGenerator[WriteSession]:
         """A transaction that commits on clean exit and rolls back on any error.
+
+        `durable=False` does not wait for the disk: everybody sees it at once, and a crash of
+        Postgres may take the last half second of such commits away. For what expires anyway, where
+        a row's lock must not be held for as long as the disk takes.
 
         A constraint that fails only at commit raises from here, before anything is answered.
         Raises NexusError when unavailable; the outcome of a commit whose acknowledgement was lost
         is unknown to the caller, so what it wrote must be safe to write again.
         """
+        begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
+        async with self._transaction(WriteSession, begin, "COMMIT") as session:
+            yield session
+
+    @asynccontextmanager
+    async def _transaction(self, kind: type[S], begin: str, end: str) -> AsyncGenerator[S]:
         with translated_errors():
-            async with WriteSession(self.engine, expire_on_commit=False) as session:
-                await _connect(session)
-                yield session
-                await session.commit()
+            async with AsyncExitStack() as held:
+                connection = await _connected(held, self.engine)
+                raw = await connection.get_raw_connection()
+                driver = raw.driver_connection
+                assert isinstance(driver, asyncpg.Connection)
+                async with _discarded_when_unsure(connection, driver):
+                    await driver.execute(begin)
+                try:
+                    yield kind(connection, driver, self._statements)
+                except BaseException:
+                    async with _discarded_when_unsure(connection, driver):
+                        await _roll_back(driver)
+                    raise
+                async with _discarded_when_unsure(connection, driver):
+                    await driver.execute(end)
 
     async def copy_lines(self, table: str, columns: Sequence[str], lines: Sequence[bytes]) -> int:
         """Append rows given as lines of `app.db.copy_text` by one COPY; returns how many.
@@ -188,6 +250,7 @@ def create_engine(
     connect_timeout_s: float,
     statement_timeout_s: float,
     application_name: str,
+    isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"] = "READ COMMITTED",
 ) -> AsyncEngine:
     """An engine whose every connection carries the server-side limits of the service."""
     statement_ms = str(round(statement_timeout_s * _MS_PER_S))
@@ -195,6 +258,7 @@ def create_engine(
         normalise_url(url),
         pool_size=pool_connections,
         max_overflow=0,
+        isolation_level=isolation_level,
         pool_timeout=connect_timeout_s,
         hide_parameters=True,
         json_serializer=_dump_json,
@@ -231,12 +295,38 @@ def _dump_json(value: Any) -> str:
     return orjson.dumps(value).decode()
 
 
-async def _connect(session: AsyncSession) -> None:
-    """Open the connection now: refused, unreachable and unresolvable hosts all fail here."""
+async def _connected(held: AsyncExitStack, engine: AsyncEngine) -> AsyncConnection:
+    """An open connection: refused, unreachable and unresolvable hosts all fail here."""
     try:
-        await session.connection()
+        return await held.enter_async_context(engine.connect())
     except OSError as error:
         raise unavailable(error) from error
+
+
+@asynccontextmanager
+async def _discarded_when_unsure(
+    connection: AsyncConnection, driver: asyncpg.Connection
+) -> AsyncGenerator[None]:
+    """A connection whose BEGIN or end got no answer is not used again: nobody knows its state."""
+    try:
+        yield
+    except asyncpg.PostgresError:
+        # An answer, if a bad one: a commit that failed is a transaction that ended.
+        raise
+    except BaseException:
+        driver.terminate()
+        await connection.invalidate()
+        raise
+
+
+async def _roll_back(driver: asyncpg.Connection) -> None:
+    """End a failed transaction. What it failed with is raised, not what keeps it from ending."""
+    if driver.is_closed():
+        return
+    try:
+        await driver.execute("ROLLBACK")
+    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+        driver.terminate()
 
 
 @contextmanager

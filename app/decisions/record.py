@@ -19,16 +19,21 @@ class DecisionKind(StrEnum):
     LOOKUP = "lookup"
     ESTIMATE = "estimate"
     MATERIALIZE = "materialize"
+    PREFETCH = "prefetch"
+    STORE = "store"
 
 
 class DecisionOutcome(StrEnum):
     """How the request was answered.
 
     lookup: `hit`, `miss`, `unknown` (the index could not tell, which is not a miss), `excluded`
-    (there were matches and every one was ruled out), `rejected`.
+    (there were matches and every one was ruled out), `unavailable` (every one lies on a worker that
+    is silent or has lost it), `rejected`.
     estimate: `estimated`, `rejected`, `unavailable`.
-    materialize: `materialized`, `replayed` (the stored receipt again), `rejected`, `unavailable`
-    (nothing ran, the same request may be tried again).
+    materialize: `materialized` (a worker moved and verified the bytes), `acknowledged` (the
+    protocol was completed and nothing moved by us), `replayed` (the stored receipt again),
+    `rejected`, `unavailable` (nothing was executed, the same request may be tried again).
+    prefetch, store: `transferred`, `replayed`, `rejected`, `unavailable`.
     `rejected` is a request answered with a 4xx; malformed bodies make no decision at all.
     """
 
@@ -39,19 +44,30 @@ class DecisionOutcome(StrEnum):
     REJECTED = "rejected"
     ESTIMATED = "estimated"
     MATERIALIZED = "materialized"
+    ACKNOWLEDGED = "acknowledged"
+    TRANSFERRED = "transferred"
     REPLAYED = "replayed"
     UNAVAILABLE = "unavailable"
 
 
 class OutcomeStatus(StrEnum):
-    """What became of a decision to move state."""
+    """What became of a decision to move state.
+
+    `completed`: a worker verified the bytes at their destination. `registered`: the protocol alone
+    was completed. `fell_back`: nothing was executed. The last three are the runtime's own word on a
+    sink that was filled for it.
+    """
 
     COMPLETED = "completed"
+    REGISTERED = "registered"
     FELL_BACK = "fell_back"
+    CONSUMED = "consumed"
+    DISCARDED = "discarded"
+    EXPIRED = "expired"
 
 
 class Decision(NamedTuple):
-    """One answered lookup, estimate or materialize.
+    """One answered lookup, estimate, materialize, prefetch or store.
 
     `created_at` is aware and lies within an hour of the time inside `decision_id` (uuidv7): that
     is how a decision is found among day partitions. `root_id` is the decision that began the

@@ -79,7 +79,8 @@ class DecisionRepository:
                 # Implied by the above, but only a plain comparison prunes partitions.
                 DecisionRow.created_at <= after.created_at,
             )
-        return (await self._session.execute(statement)).all()
+        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
+        return found
 
     async def history(
         self, decision_id: UUID, *, tenants: Collection[str] | None
@@ -118,7 +119,8 @@ class DecisionRepository:
             )
             .order_by(DecisionRow.created_at, DecisionRow.decision_id)
         )
-        return (await self._session.execute(statement)).all()
+        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
+        return found
 
     async def _outcomes(
         self, decision_ids: Sequence[UUID], began_at: datetime, tenants: Collection[str] | None
@@ -133,7 +135,8 @@ class DecisionRepository:
             )
             .order_by(DecisionOutcomeRow.created_at, DecisionOutcomeRow.outcome_id)
         )
-        return (await self._session.execute(statement)).all()
+        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
+        return found
 
     async def stored_decisions(self, rows: Sequence[tuple[UUID, datetime]]) -> set[UUID]:
         """Which of these (`decision_id`, `created_at`) are stored; at least one is given."""

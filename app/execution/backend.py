@@ -2,37 +2,52 @@
 
 from typing import Final, Protocol
 
-from app.contract.enums import (
-    ActionStatus,
-    Disposition,
-    TierKind,
-    TransferStatus,
-)
-from app.contract.execution import (
-    BackendActionResult,
-    TransferRequest,
-    TransferResult,
-    TransferSession,
-)
-from app.contract.payload import PayloadHandle, PayloadLocation
+import msgspec
+
+from app.contract.enums import ActionStatus, Disposition, FallbackReason, TierKind, TransferStatus
+from app.contract.execution import BackendActionResult, TransferResult, TransferSession
+from app.contract.payload import PayloadLocation
+from app.execution.orders import TransferOrder
 
 SINK_HANDLE_KIND: Final = "sink"
 
 
 class Backend(Protocol):
-    """One way to materialize a payload into a sink that the engine authorised."""
+    """One way to act on a payload. No method raises for what did not work: the result says it."""
 
     @property
     def name(self) -> str:
         """How evidence and decisions call it."""
 
-    async def materialize(
-        self, session_id: str, source: PayloadHandle, sink: PayloadLocation
-    ) -> BackendActionResult:
-        """The result says what was executed; it does not raise for a transfer that failed."""
+    async def materialize(self, order: TransferOrder) -> BackendActionResult:
+        """Bring the payload into a sink that the engine authorised."""
+
+    async def prefetch(self, order: TransferOrder) -> BackendActionResult:
+        """Bring a copy nearer, ahead of its use."""
+
+    async def store(self, order: TransferOrder) -> BackendActionResult:
+        """Put a copy where it outlives its source."""
+
+    async def skip(self, order: TransferOrder, reason: FallbackReason) -> BackendActionResult:
+        """Do nothing, for a reason."""
+
+    async def recompute(self, order: TransferOrder, reason: FallbackReason) -> BackendActionResult:
+        """Leave the state to be computed again, for a reason."""
 
 
-class ProtocolBackend:
+class FallsBack:
+    """The two actions that are the same for every backend: they move nothing."""
+
+    name: str
+
+    async def skip(self, order: TransferOrder, reason: FallbackReason) -> BackendActionResult:
+        return fallen_back(order, self.name, Disposition.SKIP, reason)
+
+    async def recompute(self, order: TransferOrder, reason: FallbackReason) -> BackendActionResult:
+        return fallen_back(order, self.name, Disposition.RECOMPUTE, reason)
+
+
+class ProtocolBackend(FallsBack):
     """Completes the protocol and moves nothing: for sinks whose bytes no worker of ours can reach.
 
     Its transfers end as `registered`, never as `completed`: an intent is not movement.
@@ -40,26 +55,70 @@ class ProtocolBackend:
 
     name = "nexuskv.protocol"
 
-    async def materialize(
-        self, session_id: str, source: PayloadHandle, sink: PayloadLocation
-    ) -> BackendActionResult:
-        request = TransferRequest(
-            action_kind=Disposition.MATERIALIZE, desired_target=sink, source_handle=source
-        )
+    async def materialize(self, order: TransferOrder) -> BackendActionResult:
         return BackendActionResult(
             requested_kind=Disposition.MATERIALIZE,
             executed_kind=Disposition.MATERIALIZE,
             status=ActionStatus.SUCCEEDED,
             final_disposition=Disposition.MATERIALIZE,
             backend_name=self.name,
-            source=source.location,
-            target=sink,
+            source=order.source.location,
+            target=order.target,
             degraded=False,
-            payload_handle=source,
+            payload_handle=order.source,
             transfer_session=TransferSession(
-                session_id, request, TransferResult(TransferStatus.REGISTERED)
+                order.session_id, order.request, TransferResult(TransferStatus.REGISTERED)
             ),
         )
+
+    async def prefetch(self, order: TransferOrder) -> BackendActionResult:
+        return await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY)
+
+    async def store(self, order: TransferOrder) -> BackendActionResult:
+        return await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY)
+
+
+def fallen_back(
+    order: TransferOrder,
+    backend_name: str,
+    disposition: Disposition,
+    reason: FallbackReason,
+    *,
+    transfer: TransferResult | None = None,
+    detail: str | None = None,
+) -> BackendActionResult:
+    """The result of an order that was not executed; `disposition` is recompute or skip."""
+    recomputed = disposition is Disposition.RECOMPUTE
+    return BackendActionResult(
+        requested_kind=order.request.action_kind,
+        executed_kind=disposition,
+        status=ActionStatus.RECOMPUTED if recomputed else ActionStatus.SKIPPED,
+        final_disposition=disposition,
+        backend_name=backend_name,
+        source=order.source.location,
+        target=order.target,
+        degraded=order.request.degraded_from is not None,
+        selected_backend=order.request.transfer_backend,
+        fallback_reason=reason,
+        payload_handle=order.source,
+        transfer_session=TransferSession(
+            order.session_id,
+            order.request,
+            transfer or TransferResult(TransferStatus.FALLBACK),
+        ),
+        detail=detail,
+    )
+
+
+def settled(result: BackendActionResult, disposition: Disposition) -> BackendActionResult:
+    """A result that fell back, ended as the policy decided: a backend does not know that."""
+    recomputed = disposition is Disposition.RECOMPUTE
+    return msgspec.structs.replace(
+        result,
+        executed_kind=disposition,
+        status=ActionStatus.RECOMPUTED if recomputed else ActionStatus.SKIPPED,
+        final_disposition=disposition,
+    )
 
 
 def sink_location(sink_namespace: str, sink_value: str) -> PayloadLocation:

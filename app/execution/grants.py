@@ -31,3 +31,4 @@ class OptionGrant(msgspec.Struct, frozen=True, gc=False):
     estimate_id: UUID
     transfer_us: int
     expires_us: int
+    target_residency: str

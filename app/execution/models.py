@@ -1,4 +1,4 @@
-"""The table of claims: what makes a materialization option usable once."""
+"""The tables of execution: claims on options, and transfer sessions."""
 
 from datetime import datetime
 from typing import Any
@@ -36,3 +36,22 @@ class OptionClaimRow(Base):
     consumed_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     receipt: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
     decision_id: Mapped[UUID | None] = mapped_column(Uuid)
+
+
+class TransferSessionRow(Base):
+    """One transfer, under the id its caller gave it; `app.execution.sessions` has the statuses."""
+
+    __tablename__ = "transfer_session"
+    __table_args__ = (Index("ix_transfer_session_updated_at", "updated_at"),)
+
+    tenant: Mapped[str] = mapped_column(Text, primary_key=True)
+    transfer_id: Mapped[str] = mapped_column(Text, primary_key=True)
+    asked: Mapped[dict[str, Any]] = mapped_column(JSONB)
+    status: Mapped[str] = mapped_column(Text)
+    fence: Mapped[int] = mapped_column(BigInteger)
+    decision_id: Mapped[UUID] = mapped_column(Uuid)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    updated_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    expires_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+    route: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))
+    ended: Mapped[dict[str, Any] | None] = mapped_column(JSONB(none_as_null=True))

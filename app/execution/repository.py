@@ -1,12 +1,22 @@
-"""SQL of option claims: one row per option, whose unique key makes consumption happen once."""
+"""SQL of execution: claims on options, and transfer sessions.
+
+One row per option, whose unique key makes consumption happen once; one row per (tenant, transfer
+id), whose fence says who runs it.
+"""
 
 from datetime import datetime
+from typing import Any
 from uuid import UUID
 
-from sqlalchemy import text
+import msgspec
+from sqlalchemy import bindparam, text
+from sqlalchemy.dialects.postgresql import ARRAY, TEXT, TIMESTAMP
 
+from app.contract.enums import TransferStatus
 from app.db.session import ReadSession, WriteSession
 from app.execution.claims import ClaimRequest, StoredClaim
+from app.execution.sessions import RUNNING, before
+from app.execution.transfers import StoredTransfer, TransferAsked, TransferEnd, TransferRoute
 
 _FIND = text(
     """
@@ -49,12 +59,80 @@ _RELEASE = text(
     WHERE option_id = :option_id AND fence = :fence AND status = 'claimed'
     """
 )
+_HELD = text(
+    """
+    SELECT fence FROM option_claim
+    WHERE option_id = :option_id AND fence = :fence AND status = 'claimed'
+    FOR UPDATE
+    """
+)
 _FORGET = text(
     """
     DELETE FROM option_claim WHERE option_id IN (
         SELECT option_id FROM option_claim WHERE claimed_at < :before LIMIT :batch_rows
     )
     RETURNING option_id
+    """
+)
+_TRANSFER_COLUMNS = (
+    "asked::text AS asked, status, fence, decision_id, created_at, updated_at, expires_at, "
+    "route::text AS route, ended::text AS ended"
+)
+_TRANSFER_FIND = text(
+    f"SELECT {_TRANSFER_COLUMNS} FROM transfer_session"  # noqa: S608 - column names of this module only
+    " WHERE tenant = :tenant AND transfer_id = :transfer_id"
+)
+# Taken when it is new, when it ended without success, or when whoever ran it died.
+_TRANSFER_OPEN = text(
+    """
+    INSERT INTO transfer_session AS held
+        (tenant, transfer_id, asked, status, fence, decision_id, created_at, updated_at, expires_at)
+    VALUES (:tenant, :transfer_id, CAST(:asked AS jsonb), :status, :fence, :decision_id, :now, :now,
+            :expires_at)
+    ON CONFLICT (tenant, transfer_id) DO UPDATE SET
+        status = excluded.status,
+        fence = excluded.fence,
+        decision_id = excluded.decision_id,
+        updated_at = excluded.updated_at,
+        expires_at = excluded.expires_at,
+        route = NULL,
+        ended = NULL
+    WHERE held.asked = excluded.asked
+      AND (held.status = ANY(:retried)
+           OR (held.status = ANY(:running) AND held.expires_at <= excluded.updated_at))
+    RETURNING fence
+    """
+).bindparams(
+    bindparam("retried", type_=ARRAY(TEXT())),
+    bindparam("running", type_=ARRAY(TEXT())),
+    bindparam("now", type_=TIMESTAMP(timezone=True)),
+    bindparam("expires_at", type_=TIMESTAMP(timezone=True)),
+)
+_TRANSFER_ROUTE = text(
+    """
+    UPDATE transfer_session
+    SET route = CAST(:route AS jsonb), status = :status, updated_at = :now
+    WHERE tenant = :tenant AND transfer_id = :transfer_id AND fence = :fence
+      AND status = ANY(:before)
+    RETURNING fence
+    """
+).bindparams(bindparam("before", type_=ARRAY(TEXT())))
+_TRANSFER_CLOSE = text(
+    """
+    UPDATE transfer_session
+    SET ended = CAST(:ended AS jsonb), status = :status, updated_at = :now
+    WHERE tenant = :tenant AND transfer_id = :transfer_id AND fence = :fence
+      AND status = ANY(:before)
+    RETURNING fence
+    """
+).bindparams(bindparam("before", type_=ARRAY(TEXT())))
+_TRANSFER_FORGET = text(
+    """
+    DELETE FROM transfer_session WHERE (tenant, transfer_id) IN (
+        SELECT tenant, transfer_id FROM transfer_session
+        WHERE updated_at < :before AND expires_at < :before LIMIT :batch_rows
+    )
+    RETURNING transfer_id
     """
 )
 
@@ -74,6 +152,12 @@ async def claim_find(session: ReadSession | WriteSession, option_id: UUID) -> St
         receipt=row.receipt,
         decision_id=row.decision_id,
     )
+
+
+async def claim_held(session: WriteSession, option_id: UUID, fence: int) -> bool:
+    """Whether the claim, not consumed yet, is still the one with this fence."""
+    result = await session.execute(_HELD, {"option_id": option_id.bytes, "fence": fence})
+    return result.one_or_none() is not None
 
 
 async def claim_take(session: WriteSession, request: ClaimRequest) -> bool:
@@ -115,3 +199,125 @@ async def claims_forget(session: WriteSession, before: datetime, batch_rows: int
     """Deletes at most `batch_rows` claims older than `before`; how many it deleted."""
     result = await session.execute(_FORGET, {"before": before, "batch_rows": batch_rows})
     return len(result.all())
+
+
+async def transfer_find(
+    session: ReadSession | WriteSession, tenant: str, transfer_id: str
+) -> StoredTransfer | None:
+    """None when the tenant never asked for it, or it is forgotten."""
+    found = await session.execute(_TRANSFER_FIND, {"tenant": tenant, "transfer_id": transfer_id})
+    row = found.one_or_none()
+    return None if row is None else _stored(row)
+
+
+async def transfer_open(
+    session: WriteSession,
+    asked: TransferAsked,
+    *,
+    fence: int,
+    decision_id: UUID,
+    now: datetime,
+    expires_at: datetime,
+) -> bool:
+    """Take the session; False when it completed, runs elsewhere, or was asked for otherwise."""
+    found = await session.execute(
+        _TRANSFER_OPEN,
+        {
+            "tenant": asked.tenant,
+            "transfer_id": asked.transfer_id,
+            "asked": msgspec.json.encode(asked).decode(),
+            "status": TransferStatus.INITIATED.value,
+            "fence": fence,
+            "decision_id": decision_id,
+            "now": now,
+            "expires_at": expires_at,
+            "retried": _values(before(TransferStatus.INITIATED)),
+            "running": _values(RUNNING),
+        },
+    )
+    return found.one_or_none() is not None
+
+
+async def transfer_route(
+    session: WriteSession, asked: TransferAsked, fence: int, route: TransferRoute, now: datetime
+) -> bool:
+    """The session is under way; False when it was taken over."""
+    return await _advance(
+        session,
+        _TRANSFER_ROUTE,
+        asked,
+        fence,
+        status=TransferStatus.IN_FLIGHT,
+        now=now,
+        route=_json(route),
+    )
+
+
+async def transfer_close(
+    session: WriteSession,
+    asked: TransferAsked,
+    fence: int,
+    *,
+    status: TransferStatus,
+    end: TransferEnd,
+    now: datetime,
+) -> bool:
+    """The session ended; False when it was taken over, or has ended already."""
+    return await _advance(
+        session, _TRANSFER_CLOSE, asked, fence, status=status, now=now, ended=_json(end)
+    )
+
+
+async def transfers_forget(session: WriteSession, older_than: datetime, batch_rows: int) -> int:
+    """Deletes at most `batch_rows` sessions that ended before; how many it deleted."""
+    found = await session.execute(
+        _TRANSFER_FORGET, {"before": older_than, "batch_rows": batch_rows}
+    )
+    return len(found.all())
+
+
+async def _advance(
+    session: WriteSession,
+    statement: Any,
+    asked: TransferAsked,
+    fence: int,
+    *,
+    status: TransferStatus,
+    now: datetime,
+    **values: str,
+) -> bool:
+    found = await session.execute(
+        statement,
+        {
+            "tenant": asked.tenant,
+            "transfer_id": asked.transfer_id,
+            "fence": fence,
+            "status": status.value,
+            "before": _values(before(status)),
+            "now": now,
+            **values,
+        },
+    )
+    return found.one_or_none() is not None
+
+
+def _stored(row: Any) -> StoredTransfer:
+    return StoredTransfer(
+        asked=msgspec.json.decode(row.asked, type=TransferAsked),
+        status=TransferStatus(row.status),
+        fence=row.fence,
+        decision_id=row.decision_id,
+        created_at=row.created_at,
+        updated_at=row.updated_at,
+        expires_at=row.expires_at,
+        route=row.route and msgspec.json.decode(row.route, type=TransferRoute),
+        end=row.ended and msgspec.json.decode(row.ended, type=TransferEnd),
+    )
+
+
+def _values(statuses: frozenset[TransferStatus]) -> list[str]:
+    return sorted(status.value for status in statuses)
+
+
+def _json(value: object) -> str:
+    return msgspec.json.encode(value).decode()

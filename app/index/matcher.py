@@ -91,6 +91,8 @@ class StateIndex:
             if present is None or present.generation > entry.identity.version.generation:
                 return False
             if present.content_hash == row.content_hash:
+                # Registered again: it is there now, whatever became of its worker meanwhile.
+                present.registered_us = max(present.registered_us, row.registered_us)
                 return False
         state = RegisteredState(
             self._interned_row(row),
@@ -187,7 +189,7 @@ class StateIndex:
                 input_semantic_identity=self._intern(evidence.input_semantic_identity),
             )
         kept = msgspec.structs.replace(registration, entry=entry, validation=evidence)
-        return StateRow(row.state_id, kept, b"", row.content_hash)
+        return StateRow(row.state_id, kept, b"", row.content_hash, row.registered_us)
 
     def _intern(self, value: object) -> object:
         if len(self._interned) >= _INTERNED_ENTRIES:

@@ -9,6 +9,7 @@ import msgspec
 
 from app.contract.entry import CacheEntry, KeyIdentity
 from app.contract.evidence import Evidence
+from app.contract.locators import parse_locator
 from app.contract.registration import Registration
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
 
@@ -55,6 +56,8 @@ class StateRow:
     registration: Registration
     tokens: bytes
     content_hash: bytes
+    # Wall time, microseconds since the epoch, of the latest registration of this content.
+    registered_us: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +79,8 @@ class RegisteredState:
         "evidence_class",
         "facts",
         "order",
+        "payload",
+        "registered_us",
         "rule",
         "scope",
         "state_id",
@@ -92,6 +97,9 @@ class RegisteredState:
         self.evidence: Evidence | None = registration.validation
         self.evidence_class = evidence_class
         self.order = order
+        self.registered_us = row.registered_us
+        # (worker, payload id) where the state lies on a worker.
+        self.payload = parse_locator(registration.entry.location.locator)
         self.rule: ReuseRule = reuse_rule(key.semantic_type)
         self.unit_tokens: int = extent_unit_tokens(descriptor)
         self.answer = answer_parts(registration.entry)

@@ -9,6 +9,7 @@ import sys
 from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from hashlib import sha256
 from typing import Final
@@ -30,11 +31,13 @@ from app.index.repository import (
     state_get,
     states_by_key,
     states_list,
+    states_renew,
     states_upsert,
 )
 
 # A batch may hold 8 MiB; lookups go on beside it.
 ENTRIES_AT_A_TIME: Final = 16
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _decode_registration: Final = msgspec.json.Decoder(Registration).decode
 
 
@@ -78,9 +81,10 @@ class StateRegistry:
                 await asyncio.sleep(0)
         results: list[Registered | None] = [None] * len(writes)
         stored: list[tuple[int, UUID]] = []
+        now = self._clock.now()
         async with self._database.write() as session:
             for chosen in _rounds(writes):
-                outcome = await self._register_round(session, [writes[i] for i in chosen])
+                outcome = await self._register_round(session, [writes[i] for i in chosen], now)
                 for position, result in zip(chosen, outcome, strict=True):
                     results[position] = result
                     if result.status in (RegisterStatus.CREATED, RegisterStatus.SUPERSEDED):
@@ -88,7 +92,13 @@ class StateRegistry:
         for position, state_id in stored:
             write = writes[position]
             self._index.upsert(
-                StateRow(state_id, registrations[position], write.tokens, write.content_hash)
+                StateRow(
+                    state_id,
+                    registrations[position],
+                    write.tokens,
+                    write.content_hash,
+                    wall_us(now),
+                )
             )
         return [result for result in results if result is not None]
 
@@ -143,12 +153,20 @@ class StateRegistry:
         )
 
     async def _register_round(
-        self, session: WriteSession, writes: Sequence[StateWrite]
+        self, session: WriteSession, writes: Sequence[StateWrite], now: datetime
     ) -> list[Registered]:
-        stored = await states_upsert(session, writes, self._clock.now())
+        stored = await states_upsert(session, writes, now)
         keys = [(write.tenant, write.entry_id) for write in writes]
         refused = [key for key in keys if key not in stored]
         present = await states_by_key(session, refused) if refused else {}
+        # Who registers the same again says that it is there now: as after a worker's restart.
+        again = [
+            present[key].state_id
+            for write, key in zip(writes, keys, strict=True)
+            if key in present and _identical(write, present[key])
+        ]
+        if again:
+            await states_renew(session, again, now)
         return [
             _result(write, stored.get(key), present.get(key))
             for write, key in zip(writes, keys, strict=True)
@@ -161,16 +179,19 @@ def _result(write: StateWrite, state_id: UUID | None, present: StoredState | Non
         status = RegisterStatus.CREATED if state_id == write.state_id else RegisterStatus.SUPERSEDED
         return Registered(status, state_id, write.generation)
     assert present is not None
-    identical = (
-        present.deleted_at is None
-        and present.generation == write.generation
-        and present.content_hash == write.content_hash
-    )
     return Registered(
-        RegisterStatus.UNCHANGED if identical else RegisterStatus.CONFLICT,
+        RegisterStatus.UNCHANGED if _identical(write, present) else RegisterStatus.CONFLICT,
         present.state_id,
         present.generation,
         present.deleted_at is not None,
+    )
+
+
+def _identical(write: StateWrite, present: StoredState) -> bool:
+    return (
+        present.deleted_at is None
+        and present.generation == write.generation
+        and present.content_hash == write.content_hash
     )
 
 
@@ -212,5 +233,14 @@ def stored_row(stored: StoredState) -> StateRow:
     """The form in which the index takes it; `stored` must be whole and live."""
     assert stored.tokens is not None
     return StateRow(
-        stored.state_id, stored_registration(stored), stored.tokens, stored.content_hash
+        stored.state_id,
+        stored_registration(stored),
+        stored.tokens,
+        stored.content_hash,
+        wall_us(stored.updated_at),
     )
+
+
+def wall_us(moment: datetime) -> int:
+    """Microseconds since the epoch."""
+    return (moment - _EPOCH) // timedelta(microseconds=1)

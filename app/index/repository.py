@@ -133,13 +133,27 @@ _UPSERT = text(
     *(bindparam(name, type_=ARRAY(_WRITE_TYPES.get(name, TEXT()))) for name in _WRITE_COLUMNS),
     bindparam("now", type_=TIMESTAMP(timezone=True)),
 )
+_WANTED = "JOIN unnest(:tenants, :entry_ids) AS wanted(tenant, entry_id) USING (tenant, entry_id)"
+_KEY_PARAMS = (
+    bindparam("tenants", type_=ARRAY(TEXT())),
+    bindparam("entry_ids", type_=ARRAY(TEXT())),
+)
 _BY_KEYS = text(
-    f"""
-    SELECT {_SUMMARY} FROM state
-    JOIN unnest(:tenants, :entry_ids) AS wanted(tenant, entry_id) USING (tenant, entry_id)
-    """  # noqa: S608 - column names of this module only
-).bindparams(bindparam("tenants", type_=ARRAY(TEXT())), bindparam("entry_ids", type_=ARRAY(TEXT())))
+    f"SELECT {_SUMMARY} FROM state {_WANTED}"  # noqa: S608 - names of this module only
+).bindparams(*_KEY_PARAMS)
+_WHOLE_BY_KEYS = text(
+    f"SELECT {_WHOLE} FROM state {_WANTED}"  # noqa: S608 - names of this module only
+).bindparams(*_KEY_PARAMS)
 _GET = text(f"SELECT {_WHOLE} FROM state WHERE state_id = :state_id")  # noqa: S608
+_RENEW = text(
+    """
+    UPDATE state SET updated_at = :now
+    WHERE state_id = ANY(:state_ids) AND deleted_at IS NULL AND updated_at < :now
+    """
+).bindparams(
+    bindparam("state_ids", type_=ARRAY(PG_UUID())),
+    bindparam("now", type_=TIMESTAMP(timezone=True)),
+)
 _DELETE = text(
     """
     UPDATE state
@@ -176,12 +190,17 @@ async def states_upsert(
     return {(row.tenant, row.entry_id): row.state_id for row in rows}
 
 
+async def states_renew(session: WriteSession, state_ids: Sequence[UUID], now: datetime) -> None:
+    """Date these live states anew."""
+    await session.execute(_RENEW, {"state_ids": list(state_ids), "now": now})
+
+
 async def states_by_key(
-    session: ReadSession | WriteSession, keys: Sequence[tuple[str, str]]
+    session: ReadSession | WriteSession, keys: Sequence[tuple[str, str]], *, whole: bool = False
 ) -> dict[tuple[str, str], StoredState]:
-    """Tombstones included; a key that was never registered is absent."""
+    """Tombstones included; a key that was never registered is absent. `whole`: with their body."""
     rows = await session.execute(
-        _BY_KEYS,
+        _WHOLE_BY_KEYS if whole else _BY_KEYS,
         {"tenants": [tenant for tenant, _ in keys], "entry_ids": [entry for _, entry in keys]},
     )
     return {(row.tenant, row.entry_id): StoredState(**row._mapping) for row in rows}  # noqa: SLF001

@@ -5,15 +5,26 @@ from typing import Final
 from uuid import UUID
 
 from app.clock import Clock, IdSource
+from app.contract.enums import Disposition
 from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
+from app.execution.catalog import NoSelection
 from app.execution.grants import OptionGrant, SourceGrant
-from app.index.registry import stored_registration
+from app.index.registry import stored_registration, wall_us
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.observe import Attempt, Observer
+from app.lifecycle.placing import (
+    Asked,
+    Directory,
+    Placement,
+    capability_for,
+    concerns_workers,
+    place,
+    sink_on,
+)
 from app.lifecycle.queries import EstimateQuery
 from app.lifecycle.recheck import named_state, stands
 from app.planner.bytes import payload_bytes
@@ -40,6 +51,7 @@ class Estimate:
         database: Database,
         observer: Observer,
         cost: CostModel,
+        directory: Directory,
         *,
         clock: Clock,
         ids: IdSource,
@@ -48,6 +60,7 @@ class Estimate:
         self._database = database
         self._observer = observer
         self._cost = cost
+        self._directory = directory
         self._clock = clock
         self._ids = ids
         self._ttl_us = round(option_ttl_s * _US_PER_S)
@@ -61,6 +74,8 @@ class Estimate:
                 attempt.stored = await named_state(session, grant)
             stored = _checked(query, grant, attempt.stored)
             attempt.reached(_S.VALIDATED)
+            if refused := self._place(query, attempt, grant, stored):
+                return refused
             priced = self._price(query, attempt, grant, stored)
         except NexusError as error:
             self._observer.refused(attempt, error)
@@ -80,6 +95,36 @@ class Estimate:
         if grant.expires_us < self._clock.now_us():
             raise _handle_mismatch()
         return grant
+
+    def _place(
+        self, query: EstimateQuery, attempt: Attempt, grant: SourceGrant, stored: StoredState
+    ) -> Refused | None:
+        """Between two workers a backend must be able and allowed to act; it is noted which."""
+        if not concerns_workers(self._directory, stored.locator, query.target_residency):
+            return None
+        asked = Asked(
+            action=Disposition.MATERIALIZE,
+            entry=stored_registration(stored).entry,
+            registered_us=wall_us(stored.updated_at),
+            target_worker=query.target_residency,
+            location=sink_on(query.target_residency, ""),
+            capability=capability_for(stored, grant.matched_tokens),
+        )
+        placed = place(self._directory, asked, attempt.active.policy)
+        attempt.rejected = placed.rejected if isinstance(placed, NoSelection) else ()
+        if isinstance(placed, Placement):
+            attempt.rejected = placed.selection.rejected
+            attempt.inputs["backend"] = placed.selection.registration.backend
+            attempt.inputs["degraded_from"] = placed.selection.degraded_from
+            return None
+        self._observer.fell_back(
+            attempt, reason=placed.reason, disposition=placed.disposition, detail={}
+        )
+        error = NexusError(
+            ErrorCode.MATERIALIZATION_UNAVAILABLE,
+            f"no backend may bring this state there now ({placed.reason}): {placed.disposition}",
+        )
+        return Refused(error, attempt.decision_id)
 
     def _price(
         self, query: EstimateQuery, attempt: Attempt, grant: SourceGrant, stored: StoredState
@@ -103,6 +148,7 @@ class Estimate:
             lookup_id=grant.lookup_id,
             estimate_id=attempt.decision_id,
             transfer_us=estimate.transfer_us,
+            target_residency=query.target_residency,
             expires_us=self._clock.now_us() + self._ttl_us,
         )
         attempt.estimate = estimate

@@ -6,6 +6,7 @@ from a replica's memory because estimate and materialize check Postgres again.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import Final
 from uuid import UUID
 
@@ -18,6 +19,8 @@ from app.contract.enums import (
     FallbackReason,
     MatchClassification,
     StateSemanticType,
+    TierKind,
+    TransferBackend,
 )
 from app.contract.transitions import LifecycleState
 from app.decisions.record import DecisionOutcome
@@ -27,8 +30,12 @@ from app.execution.grants import SourceGrant
 from app.index.matcher import Candidate, Freshness, Matches, StateIndex
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.lookup_record import End, Exclusion, LookupObservation, LookupRecorder
+from app.lifecycle.observe import Policies
+from app.lifecycle.placing import Directory
 from app.lifecycle.queries import LookupQuery
 from app.policy.document import ExecutionPolicy
+from app.policy.evaluate import denial
+from app.policy.provider import ActivePolicy
 
 _SEMANTIC_TYPES: Final = frozenset(StateSemanticType)
 _VERDICT_CACHE_ENTRIES: Final = 65_536
@@ -44,12 +51,22 @@ _EVIDENCE_REASONS: Final = frozenset(
     }
 )
 
+_TIER_DENIED: Final = Mismatch(
+    "location.tier", ExclusionReason.POLICY_DENIED, "a tier that the policy reads", None
+)
+_OUT_OF_REACH: Final = Mismatch(
+    "location.locator", ExclusionReason.UNAVAILABLE, "a worker that is heard and holds it", None
+)
+
 _S = LifecycleState
 _HIT: Final = End.of(DecisionOutcome.HIT, _S.DESCRIBED, _S.MATCHED, _S.VALIDATED)
 _MISS: Final = End.of(DecisionOutcome.MISS, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
 _UNKNOWN: Final = End.of(DecisionOutcome.UNKNOWN, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
 _EXCLUDED: Final = End.of(
     DecisionOutcome.EXCLUDED, _S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED
+)
+_UNAVAILABLE: Final = End.of(
+    DecisionOutcome.UNAVAILABLE, _S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED
 )
 _REJECTED: Final = End.of(DecisionOutcome.REJECTED, _S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)
 
@@ -62,11 +79,19 @@ class Hit(msgspec.Struct, frozen=True, gc=False):
     decision_id: UUID
 
 
+class MissKind(StrEnum):
+    """Why there is no hit. Only the first says that the state is nowhere."""
+
+    MISS = "miss"
+    UNKNOWN = "unknown"  # the index could not tell
+    UNAVAILABLE = "unavailable"  # it is on a worker that is silent or has lost it
+
+
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """Nothing reusable was found; `known` is False where the index could not tell."""
+    """Nothing reusable was found."""
 
-    known: bool
+    kind: MissKind
     decision_id: UUID
 
 
@@ -89,7 +114,8 @@ class Lookup:
         self,
         index: StateIndex,
         sink: DecisionSink,
-        policy: ExecutionPolicy,
+        policies: Policies,
+        directory: Directory,
         *,
         clock: Clock,
         ids: IdSource,
@@ -98,11 +124,17 @@ class Lookup:
     ) -> None:
         self._index = index
         self._sink = sink
+        self._policies = policies
+        self._directory = directory
+        self._read_under: ActivePolicy | None = None
+        self._readable: frozenset[TierKind] = frozenset()
         self._clock = clock
         self._ids = ids
         self._max_candidates = max_candidates
         self._ttl_us = round(source_handle_ttl_s * _US_PER_S)
-        self._recorder = LookupRecorder(index.hashing, policy, max_candidates=max_candidates)
+        self._recorder = LookupRecorder(
+            index.hashing, policies.current, max_candidates=max_candidates
+        )
         self._verdicts: dict[tuple[int, int], Compatible | Mismatch] = {}
 
     def run(self, query: LookupQuery, caller: Caller, freshness: Freshness) -> Hit | Miss | Refused:
@@ -113,32 +145,39 @@ class Lookup:
                 NexusError(ErrorCode.TENANT_FORBIDDEN, "this key may not act for that tenant"), None
             )
         decision_id = self._ids.uuid7()
+        # Taken once: a lookup ends under the policy that it began with.
+        active = self._policies.current
         if query.scope.semantic_type not in _SEMANTIC_TYPES:
             error = NexusError(
                 ErrorCode.UNSUPPORTED_IDENTITY,
                 "identity.semantic_type is not a state type of nexuskv.contract.v1",
             )
             reason = error.code.value
-            self._observe(decision_id, query, caller, freshness, _NOT_JUDGED, _REJECTED, reason)
+            self._observe(
+                decision_id, query, caller, freshness, active, _NOT_JUDGED, _REJECTED, reason
+            )
             return Refused(error, decision_id)
-        judged = self._judge(query)
+        judged = self._judge(query, active)
         if judged.winner is not None:
-            self._observe(decision_id, query, caller, freshness, judged, _HIT, None)
+            self._observe(decision_id, query, caller, freshness, active, judged, _HIT, None)
             return Hit(judged.winner, self._grant(decision_id, query, judged), decision_id)
         end, reason, answer = _without_winner(decision_id, judged.excluded, freshness)
-        self._observe(decision_id, query, caller, freshness, judged, end, reason)
+        self._observe(decision_id, query, caller, freshness, active, judged, end, reason)
         return answer
 
-    def _judge(self, query: LookupQuery) -> _Judged:
+    def _judge(self, query: LookupQuery, active: ActivePolicy) -> _Judged:
+        if active is not self._read_under:
+            self._read_under, self._readable = active, readable_tiers(active.policy)
         limit = self._max_candidates
         while True:
             matches = self._index.match(query.scope, query.tokens, max_candidates=limit)
             excluded: list[Exclusion] = []
             for candidate in matches.candidates:
                 verdict = self._verdict(query, candidate)
-                if isinstance(verdict, Compatible):
+                obstacle = verdict if isinstance(verdict, Mismatch) else self._reach(candidate)
+                if obstacle is None:
                     return _Judged(matches, candidate, excluded)
-                excluded.append(Exclusion(candidate, verdict))
+                excluded.append(Exclusion(candidate, obstacle))
             if not matches.truncated or limit >= _MAX_CANDIDATES:
                 return _Judged(matches, None, excluded)
             limit *= 8
@@ -157,6 +196,18 @@ class Lookup:
         if state.evidence.input_fingerprint == query.evidence.input_fingerprint:
             return verdict
         return compare(state.entry, state.evidence, query.evidence, exact=True)
+
+    def _reach(self, candidate: Candidate) -> Mismatch | None:
+        """What keeps a compatible state from being brought; None when nothing is known to."""
+        state = candidate.state
+        if state.entry.location.tier not in self._readable:
+            return _TIER_DENIED
+        if state.payload is not None:
+            worker, payload_id = state.payload
+            # A name that nobody registered is no worker of ours: the engine knows the way.
+            if self._directory.status(worker, state.registered_us, payload_id) == "unavailable":
+                return _OUT_OF_REACH
+        return None
 
     def _grant(self, decision_id: UUID, query: LookupQuery, judged: _Judged) -> SourceGrant:
         winner, identity_hash = judged.winner, judged.matches.identity_hash
@@ -178,6 +229,7 @@ class Lookup:
         query: LookupQuery,
         caller: Caller,
         freshness: Freshness,
+        active: ActivePolicy,
         judged: _Judged,
         end: End,
         reason: str | None,
@@ -188,7 +240,7 @@ class Lookup:
                 self._recorder,
                 decision_id,
                 clock.now_us(),
-                self._recorder.head(query.scope, query.evidence, query.evidence_number),
+                self._recorder.head(query.scope, query.evidence, query.evidence_number, active),
                 len(query.tokens),
                 query.evidence.input_fingerprint,
                 caller.principal.key_id,
@@ -207,17 +259,30 @@ class Lookup:
         )
 
 
+def readable_tiers(policy: ExecutionPolicy) -> frozenset[TierKind]:
+    """The tiers from which the policy lets some backend read."""
+    return frozenset(
+        tier
+        for tier in TierKind
+        if any(denial(policy, backend, source_tier=tier) is None for backend in TransferBackend)
+    )
+
+
 def _without_winner(
     decision_id: UUID, excluded: Sequence[Exclusion], freshness: Freshness
 ) -> tuple[End, str, Miss | Refused]:
     """How the lookup ends, why, and what is answered."""
     if freshness is not Freshness.CURRENT:
         # A compatible state may be registered that is not here yet: nothing is said for sure.
-        return _UNKNOWN, f"index_{freshness.value}", Miss(False, decision_id)
+        return _UNKNOWN, f"index_{freshness.value}", Miss(MissKind.UNKNOWN, decision_id)
     if not excluded:
-        return _MISS, _CACHE_MISS, Miss(True, decision_id)
+        return _MISS, _CACHE_MISS, Miss(MissKind.MISS, decision_id)
+    if any(exclusion.mismatch is _OUT_OF_REACH for exclusion in excluded):
+        # Compatible state exists: to say that there is none would be wrong.
+        reason = ExclusionReason.UNAVAILABLE.value
+        return _UNAVAILABLE, reason, Miss(MissKind.UNAVAILABLE, decision_id)
     error = _evidence_error(excluded)
-    answer = Refused(error, decision_id) if error else Miss(True, decision_id)
+    answer = Refused(error, decision_id) if error else Miss(MissKind.MISS, decision_id)
     return _EXCLUDED, excluded[0].mismatch.reason.value, answer
 
 

@@ -20,7 +20,8 @@ from app.decisions.record import INPUTS_VERSION, DecisionKind, DecisionOutcome
 from app.index.matcher import Candidate
 from app.index.registered import ScopeIdentity
 from app.index.scopes import TenantHashing
-from app.policy.document import ExecutionPolicy, advisory_mismatches
+from app.policy.document import advisory_mismatches
+from app.policy.provider import ActivePolicy
 
 _HEADS_CACHE_ENTRIES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 256
@@ -52,6 +53,7 @@ class InputsHead(msgspec.Struct, frozen=True, gc=False):
 
     tenant: str
     scope_fields: str
+    policy: str
     inputs: str
 
 
@@ -85,11 +87,10 @@ class LookupRecorder:
     """Makes rows of observations; what repeats from one to the next is encoded once."""
 
     def __init__(
-        self, hashing: TenantHashing, policy: ExecutionPolicy, *, max_candidates: int
+        self, hashing: TenantHashing, active: ActivePolicy, *, max_candidates: int
     ) -> None:
         self._hashing = hashing
-        self._policy = policy
-        self._policy_field = escaped(policy.version)
+        self._active = active
         self._max_candidates = max_candidates
         self._heads: dict[tuple[ScopeIdentity, int], InputsHead] = {}
         self._second = -1
@@ -109,24 +110,30 @@ class LookupRecorder:
             f"{decision_id}\t{self._time_field(seen.created_us)}\t{seen.head.scope_fields}\t"
             f"{_KIND}\t{seen.end.outcome}\t{seen.reason or NULL}\t{identity_hash}\t"
             f"{NULL}\t{decision_id}\t"  # no parent: a lookup begins its chain
-            f"{escaped(seen.key_id)}\t{seen.trace_id or decision_id.hex}\t{self._policy_field}\t"
+            f"{escaped(seen.key_id)}\t{seen.trace_id or decision_id.hex}\t{seen.head.policy}\t"
             f"{found}\t{_match_field(seen, winner)}\t{compatibility}\t"
             f"{_excluded_field(seen.excluded)}\t"
             f"{NULL}\t{NULL}\t{seen.end.path}\t"  # neither estimate nor selected_path
             f"{seen.index_revision}\t{seen.latency_us}\t{self._inputs_field(seen)}"
         )
 
-    def head(self, scope: ScopeIdentity, evidence: QueryEvidence, number: int) -> InputsHead:
-        """The repeating part of decisions of this scope with this evidence.
+    def head(
+        self, scope: ScopeIdentity, evidence: QueryEvidence, number: int, active: ActivePolicy
+    ) -> InputsHead:
+        """The repeating part of decisions of this scope with this evidence, under this policy.
 
         Made once, so that an observation keeps one value alive and none of its request.
         """
+        if active is not self._active:
+            self._heads.clear()
+            self._active = active
         key = (scope, number)
         head = self._heads.get(key)
         if head is None:
             head = InputsHead(
                 scope.tenant,
                 "\t".join(map(escaped, (scope.tenant, scope.namespace, scope.model))),
+                escaped(active.label),
                 json_field(self._encoded_head(scope, evidence)),
             )
             if len(self._heads) >= _HEADS_CACHE_ENTRIES:
@@ -159,7 +166,7 @@ class LookupRecorder:
                 "model_identity": evidence.model_identity,
                 "input_semantic_identity": evidence.input_semantic_identity,
                 "max_candidates": self._max_candidates,
-                "advisory": advisory_mismatches(self._policy, scope.tenant, scope.namespace),
+                "advisory": advisory_mismatches(self._active.policy, scope.tenant, scope.namespace),
             }
         )[:-1]
 

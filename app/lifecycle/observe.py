@@ -1,12 +1,14 @@
 """Observe, for the two slices that ask Postgres: what is known of an attempt becomes a decision."""
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, Protocol
 from uuid import UUID
 
 import msgspec
 
 from app.clock import Clock, IdSource
+from app.contract.enums import Disposition, FallbackReason
 from app.contract.transitions import LifecycleState, path
 from app.decisions.record import (
     INPUTS_VERSION,
@@ -18,12 +20,15 @@ from app.decisions.record import (
 )
 from app.decisions.writer import DecisionSink
 from app.errors import ErrorCode, NexusError
+from app.execution.catalog import Rejection
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.matcher import StateIndex
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller
 from app.planner.cost import TransferEstimate
-from app.policy.document import ExecutionPolicy
+from app.policy.provider import ActivePolicy
+
+_CANCELLED: Final = "cancelled"
 
 
 @dataclass(slots=True)
@@ -34,16 +39,41 @@ class Attempt:
     decision_id: UUID
     caller: Caller
     inputs: dict[str, Any]
+    active: ActivePolicy
     grant: SourceGrant | OptionGrant | None = None
     stored: StoredState | None = None
     parent_id: UUID | None = None
     estimate: TransferEstimate | None = None
     selected_path: str | None = None
+    rejected: Sequence[Rejection] = ()
+    # Of a request that names its tenant, once the caller is known to have it.
+    named_tenant: str | None = None
     steps: list[LifecycleState] = field(default_factory=lambda: [LifecycleState.DESCRIBED])
 
     def reached(self, *states: LifecycleState) -> None:
         """Note the states that this attempt has come to."""
         self.steps += states
+
+    def tenant(self) -> str:
+        """Under which tenant it is recorded."""
+        if self.grant is not None:
+            return self.grant.tenant
+        return self.named_tenant or self.caller.tenant_for_record()
+
+
+class Policies(Protocol):
+    """Where the policy in force is read."""
+
+    @property
+    def current(self) -> ActivePolicy: ...
+
+
+# (kind, what became of it, bytes that were moved)
+CountsExecutions = Callable[[str, str, int], None]
+
+
+def _count_nothing(_kind: str, _result: str, _bytes: int) -> None:
+    """For who keeps no metrics."""
 
 
 class Observer:
@@ -52,27 +82,56 @@ class Observer:
     def __init__(
         self,
         sink: DecisionSink,
-        policy: ExecutionPolicy,
+        policies: Policies,
         index: StateIndex,
         *,
         clock: Clock,
         ids: IdSource,
+        count: CountsExecutions = _count_nothing,
     ) -> None:
+        self._count = count
         self._sink = sink
         self._index = index
-        self._policy = policy
+        self._policies = policies
         self._clock = clock
         self._ids = ids
 
     def begin(self, kind: DecisionKind, caller: Caller, inputs: dict[str, Any]) -> Attempt:
-        """A new attempt; `inputs` is what is known before anything is asked."""
-        return Attempt(kind, self._ids.uuid7(), caller, inputs)
+        """A new attempt, under the policy that is in force now.
+
+        `inputs` is what is known before anything is asked.
+        """
+        return Attempt(kind, self._ids.uuid7(), caller, inputs, self._policies.current)
 
     def refused(self, attempt: Attempt, error: NexusError) -> None:
         """The attempt ended in `error`: rejected for good, or unavailable for now."""
         outcome = DecisionOutcome.UNAVAILABLE if error.retryable else DecisionOutcome.REJECTED
         attempt.reached(LifecycleState.RECOMPUTED, LifecycleState.OBSERVED)
         self.decided(attempt, outcome, reason=error.code.value)
+
+    def cancelled(self, attempt: Attempt) -> None:
+        """The caller went away before there was an answer."""
+        attempt.reached(LifecycleState.SKIPPED, LifecycleState.OBSERVED)
+        self.decided(attempt, DecisionOutcome.UNAVAILABLE, reason=_CANCELLED)
+
+    def fell_back(
+        self,
+        attempt: Attempt,
+        *,
+        reason: FallbackReason,
+        disposition: Disposition,
+        detail: dict[str, Any],
+    ) -> None:
+        """Nothing was executed: the decision and, as its outcome, what was tried."""
+        recomputed = disposition is Disposition.RECOMPUTE
+        attempt.reached(
+            LifecycleState.RECOMPUTED if recomputed else LifecycleState.SKIPPED,
+            LifecycleState.OBSERVED,
+        )
+        self.decided(attempt, DecisionOutcome.UNAVAILABLE, reason=reason.value)
+        self._record_outcome(
+            attempt, OutcomeStatus.FELL_BACK, 0, physical=False, reason=reason.value, detail=detail
+        )
 
     def failed(self, attempt: Attempt, error: Exception) -> None:
         """The attempt ended in a fault of ours, which the caller is told as `internal_error`."""
@@ -92,7 +151,7 @@ class Observer:
             Decision(
                 decision_id=attempt.decision_id,
                 created_at=self._clock.now(),
-                tenant=grant.tenant if grant else caller.tenant_for_record(),
+                tenant=attempt.tenant(),
                 namespace=stored.namespace if stored else "",
                 model=stored.model if stored else "",
                 kind=attempt.kind,
@@ -103,12 +162,12 @@ class Observer:
                 root_id=root_id,
                 key_id=caller.principal.key_id,
                 trace_id=caller.trace_id or attempt.decision_id.hex,
-                policy_version=self._policy.version,
+                policy_version=attempt.active.label,
                 entry_id=stored.entry_id if stored else None,
                 state_id=grant.state_id if grant else None,
                 match=None,
                 compatibility=None,
-                excluded="[]",
+                excluded=_json(attempt.rejected),
                 estimate=_json(attempt.estimate) if attempt.estimate else None,
                 selected_path=attempt.selected_path,
                 path=list(path(*attempt.steps)),
@@ -128,15 +187,29 @@ class Observer:
     def completed(
         self, attempt: Attempt, *, bytes_transferred: int, physical: bool, detail: dict[str, Any]
     ) -> None:
-        """Record that what was decided was carried out."""
+        """Record that what was decided was carried out: in bytes, or in the protocol alone."""
+        status = OutcomeStatus.COMPLETED if physical else OutcomeStatus.REGISTERED
+        self._record_outcome(attempt, status, bytes_transferred, physical=physical, detail=detail)
+
+    def _record_outcome(
+        self,
+        attempt: Attempt,
+        status: OutcomeStatus,
+        bytes_transferred: int,
+        *,
+        physical: bool,
+        detail: dict[str, Any],
+        reason: str | None = None,
+    ) -> None:
+        self._count(attempt.kind.value, reason or status.value, bytes_transferred)
         self._sink.record_outcome(
             Outcome(
                 outcome_id=self._ids.uuid7(),
                 created_at=self._clock.now(),
                 decision_id=attempt.decision_id,
-                tenant=attempt.grant.tenant if attempt.grant else "",
-                status=OutcomeStatus.COMPLETED,
-                fallback_reason=None,
+                tenant=attempt.tenant(),
+                status=status,
+                fallback_reason=reason,
                 observed_us=self._clock.monotonic_us() - attempt.caller.started_us,
                 bytes_transferred=bytes_transferred,
                 physical=physical,

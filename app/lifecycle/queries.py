@@ -48,5 +48,6 @@ class MaterializeQuery:
     import_id: str
     target_digest: bytes
     target_engine_id: str
+    target_engine_generation: int
     sink_namespace: str
     sink_value: str

@@ -14,9 +14,9 @@ from app.contract.registration import Registration, parse_registration
 from app.control.keys import Principal
 from app.errors import ErrorCode, FieldError, NexusError
 from app.index.registry import ENTRIES_AT_A_TIME, Registered, RegisterStatus, StateRegistry
+from app.lifecycle.observe import Policies
 from app.metrics import Metrics
 from app.policy.document import (
-    ExecutionPolicy,
     advisory_mismatches,
     resolve_namespace,
     resolve_tenant,
@@ -53,9 +53,9 @@ class ItemResult:
 class StateIntake:
     """Decodes, completes, authorises and registers a batch."""
 
-    def __init__(self, registry: StateRegistry, policy: ExecutionPolicy, metrics: Metrics) -> None:
+    def __init__(self, registry: StateRegistry, policies: Policies, metrics: Metrics) -> None:
         self._registry = registry
-        self._policy = policy
+        self._policies = policies
         self._metrics = metrics
 
     async def register(self, body: bytes, principal: Principal) -> list[ItemResult]:
@@ -84,7 +84,8 @@ class StateIntake:
         """Advisory tenancy denies nothing; a batch that strays from it leaves a line in the log."""
         keys = [item.entry.identity.key for item in items if isinstance(item, Registration)]
         straying = sum(
-            bool(advisory_mismatches(self._policy, key.tenant, key.namespace)) for key in keys
+            bool(advisory_mismatches(self._policies.current.policy, key.tenant, key.namespace))
+            for key in keys
         )
         if straying:
             log.info("tenancy_advisory", entries=straying, of_entries=len(keys))
@@ -108,9 +109,13 @@ class StateIntake:
             for part in path:
                 key = key.get(part) if isinstance(key, dict) else None
             if isinstance(key, dict):
-                if "tenant" not in key and (tenant := resolve_tenant(self._policy, None)):
+                if "tenant" not in key and (
+                    tenant := resolve_tenant(self._policies.current.policy, None)
+                ):
                     key["tenant"] = tenant
-                if "namespace" not in key and (space := resolve_namespace(self._policy, None)):
+                if "namespace" not in key and (
+                    space := resolve_namespace(self._policies.current.policy, None)
+                ):
                     key["namespace"] = space
         return item
 

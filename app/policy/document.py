@@ -3,23 +3,24 @@
 An empty `allowed_*` list means unrestricted, a quota limit of 0 unlimited.
 """
 
-from collections.abc import Iterator, Sequence
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
+from itertools import islice
 from typing import Annotated, Literal
 
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from app.contract.enums import BufferKind, MaterializationCapability, TierKind, TransferBackend
-from app.contract.findings import Shape, pointer_to, refusal
+from app.contract.findings import MAX_FINDINGS, Shape, refusal
 from app.contract.limits import U63, Name
-from app.errors import ErrorCode, FieldError
+from app.policy.consistency import inconsistencies, with_value
 from app.policy.text import parse_document
 
 _VERSION_HEX_DIGITS = 16
 _MAX_TENANT_CHARS = 128
+_UNIQUE = {"uniqueItems": True}
 
 
 class PolicyDeviceClass(StrEnum):
@@ -49,12 +50,20 @@ class QuotaMode(StrEnum):
     ENFORCED = "enforced"
 
 
-Backends = Annotated[tuple[TransferBackend, ...], Meta(min_length=1, max_length=16)]
-Tiers = Annotated[tuple[TierKind, ...], Meta(max_length=16)]
-DeviceClasses = Annotated[tuple[PolicyDeviceClass, ...], Meta(max_length=16)]
-BufferKinds = Annotated[tuple[BufferKind, ...], Meta(max_length=16)]
-Capabilities = Annotated[tuple[MaterializationCapability, ...], Meta(max_length=16)]
-TenantDefault = Annotated[str, Meta(max_length=_MAX_TENANT_CHARS)]
+Backends = Annotated[
+    tuple[TransferBackend, ...], Meta(min_length=1, max_length=16, extra_json_schema=_UNIQUE)
+]
+Tiers = Annotated[tuple[TierKind, ...], Meta(max_length=16, extra_json_schema=_UNIQUE)]
+DeviceClasses = Annotated[
+    tuple[PolicyDeviceClass, ...], Meta(max_length=16, extra_json_schema=_UNIQUE)
+]
+BufferKinds = Annotated[tuple[BufferKind, ...], Meta(max_length=16, extra_json_schema=_UNIQUE)]
+Capabilities = Annotated[
+    tuple[MaterializationCapability, ...], Meta(max_length=16, extra_json_schema=_UNIQUE)
+]
+TenantDefault = Annotated[
+    str, Meta(max_length=_MAX_TENANT_CHARS, extra_json_schema={"pattern": "^[^\\u0000]*$"})
+]
 
 
 class RecomputeFallbackPolicy(Struct, frozen=True, forbid_unknown_fields=True):
@@ -134,17 +143,16 @@ _ENCODER = msgspec.json.Encoder(order="sorted")
 def load_policy(text: bytes | str) -> ExecutionPolicy:
     """The policy in a YAML or JSON document.
 
-    Raises NexusError with every finding of its form; of its consistency, once the form is right.
+    Raises NexusError with every finding, of its form and of its consistency, each with the value
+    that stands there; REQUEST_TOO_LARGE or INVALID_BODY for what is no document at all.
     """
     document = parse_document(text)
-    if not isinstance(document, dict):
-        found: Sequence[FieldError] = _SHAPE.findings(document)
-        raise refusal(_SHAPE.noun, found)
-    policy = _SHAPE.accept(document)
-    found = tuple(_inconsistencies(policy))
-    if found:
-        raise refusal(_SHAPE.noun, found)
-    return policy
+    found = list(_SHAPE.findings(document))
+    malformed = frozenset(finding.pointer for finding in found)
+    found += islice(inconsistencies(document, malformed), MAX_FINDINGS - len(found))
+    if found or not isinstance(document, dict):
+        raise refusal(_SHAPE.noun, [with_value(finding, document) for finding in found])
+    return _SHAPE.accept(document)
 
 
 def canonical_bytes(policy: ExecutionPolicy) -> bytes:
@@ -177,30 +185,3 @@ def advisory_mismatches(policy: ExecutionPolicy, tenant: str, namespace: str) ->
         ("namespace", namespace, expected.default_namespace),
     )
     return tuple(name for name, found, default in pairs if default and found != default)
-
-
-def _inconsistencies(policy: ExecutionPolicy) -> Iterator[FieldError]:
-    yield from _duplicates(policy, "")
-    for name, overlay in policy.backend_overlays.items():
-        yield from _duplicates(overlay, pointer_to("/backend_overlays", name))
-    enabled = frozenset(policy.enabled_transfer_backends)
-    for index, backend in enumerate(policy.backend_priority_order):
-        if backend not in enabled:
-            yield _invalid(f"/backend_priority_order/{index}", "is not an enabled backend")
-    for backend in policy.enabled_transfer_backends:
-        if backend not in policy.backend_priority_order:
-            yield _invalid("/backend_priority_order", f"must also hold {backend}, which is enabled")
-
-
-def _duplicates(holder: ExecutionPolicy | BackendOverlay, at: str) -> Iterator[FieldError]:
-    for field in holder.__struct_fields__:
-        items = getattr(holder, field)
-        if not isinstance(items, tuple):
-            continue
-        for index, item in enumerate(items):
-            if item in items[:index]:
-                yield _invalid(f"{at}/{field}/{index}", f"repeats {item}")
-
-
-def _invalid(pointer: str, detail: str) -> FieldError:
-    return FieldError(pointer, ErrorCode.INVALID_FIELD, detail)

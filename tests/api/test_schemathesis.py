@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 
 from tests.fixtures.service import ServiceProcess
+from tests.fixtures.wire import (
+    KNOWN_STATE,
+    KNOWN_TRANSFER,
+    KNOWN_WORKER,
+    heartbeat_body,
+    register,
+    registration,
+)
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
@@ -18,7 +26,9 @@ CHECKED_CASES_AT_LEAST = 500
 
 
 @pytest.mark.timeout(DEADLINE_S + 30)
-def test_the_whole_api(service: ServiceProcess, tmp_path: Path) -> None:
+def test_the_whole_api(own_service: ServiceProcess, tmp_path: Path) -> None:
+    """On a service of its own: it activates policies that nobody else should meet."""
+    make_what_is_known(own_service)
     report_path = tmp_path / "report.json"
     run = subprocess.run(
         [
@@ -26,13 +36,13 @@ def test_the_whole_api(service: ServiceProcess, tmp_path: Path) -> None:
             "--config-file",
             str(HERE / "schemathesis.toml"),
             "run",
-            f"{service.url}/openapi.json",
+            f"{own_service.url}/openapi.json",
             "--report-json-path",
             str(report_path),
         ],
         env=os.environ
         | {
-            "NEXUSKV_TEST_KEY": service.admin_key,
+            "NEXUSKV_TEST_KEY": own_service.admin_key,
             "SCHEMATHESIS_HOOKS": "tests.api.schemathesis_hooks",
             "PYTHONPATH": str(ROOT),
         },
@@ -46,8 +56,20 @@ def test_the_whole_api(service: ServiceProcess, tmp_path: Path) -> None:
     report: dict[str, Any] = json.loads(report_path.read_text())
     assert report["complete"]
     assert report["test_cases"]["generated"] >= CHECKED_CASES_AT_LEAST
-    assert_every_operation_was_reached(service, report)
-    assert "unhandled_error" not in service.log()
+    assert_every_operation_was_reached(own_service, report)
+    assert "unhandled_error" not in own_service.log()
+
+
+def make_what_is_known(service: ServiceProcess) -> None:
+    transfer = KNOWN_STATE | {
+        "transfer_id": KNOWN_TRANSFER,
+        "action": "store",
+        "target_worker": KNOWN_WORKER,
+    }
+    with service.client() as client:
+        client.put(f"/v1/workers/{KNOWN_WORKER}", json=heartbeat_body()).raise_for_status()
+        register(client, registration(**KNOWN_STATE))
+        client.post("/v1/transfers", json=transfer).raise_for_status()
 
 
 def assert_every_operation_was_reached(service: ServiceProcess, report: dict[str, Any]) -> None:

@@ -18,7 +18,7 @@ from app.bridge.handles import (
     parse_option_id,
     target_digest,
 )
-from app.bridge.schemas import MAX_HANDLE_CHARS, MAX_SCOPE_CHARS
+from app.bridge.schemas import MAX_HANDLE_CHARS, MAX_SCOPE_CHARS, MAX_TEXT_CHARS
 from app.execution.grants import OptionGrant, SourceGrant
 from tests.fixtures.service import ServiceProcess
 from tests.fixtures.wire import (
@@ -41,7 +41,9 @@ ALPHABET = string.ascii_letters + string.digits + "-_"
 u64 = st.integers(0, 2**64 - 1)
 u32 = st.integers(0, 2**32 - 1)
 hashes = st.binary(min_size=16, max_size=16)
-tenants = st.text(st.characters(exclude_categories=["Cs"]), min_size=1, max_size=MAX_SCOPE_CHARS)
+# No text of a tenant or of a residency may hold U+0000: bodies with it are refused.
+texts = st.characters(exclude_categories=["Cs"], exclude_characters="\0")
+tenants = st.text(texts, min_size=1, max_size=MAX_SCOPE_CHARS)
 common = {
     "tenant": tenants,
     "state_id": st.uuids(),
@@ -57,6 +59,7 @@ option_grants = st.builds(
     **common,
     option_id=st.uuids(),
     target_digest=hashes,
+    target_residency=st.text(texts, min_size=1, max_size=MAX_TEXT_CHARS),
     estimate_id=st.uuids(),
     transfer_us=u64,
 )
@@ -81,6 +84,7 @@ OPTION = OptionGrant(
     estimate_id=UUID(int=7),
     transfer_us=8,
     expires_us=5,
+    target_residency="node-b",
 )
 
 

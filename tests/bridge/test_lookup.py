@@ -123,7 +123,8 @@ def test_differing_evidence_is_a_conflict_only_when_every_candidate_differs(serv
     refused = next(item for item in history if item["outcome"] == "excluded")
     assert refused["fallback_reason"] == "evidence_mismatch"
     assert refused["excluded"][0]["field"] == "model_identity.model_revision"
-    assert hit["policy_version"] == load_policy(DEFAULT_POLICY_FILE.read_bytes()).version
+    version = load_policy(DEFAULT_POLICY_FILE.read_bytes()).version
+    assert hit["policy_version"] == f"file:{version}"
     assert refused["match"] == {"candidates": 1, "truncated": 0, "excluded": 1}
     excluded = {item["entry_id"] for item in hit["excluded"]}
     assert excluded <= {"old"}

@@ -58,14 +58,15 @@ def test_the_whole_story_is_one_chain_of_decisions(service, tenant):
     assert middle["parent_id"] == first["decision_id"]
     assert {item["root_id"] for item in history} == {first["decision_id"]}
     assert last["path"] == [
-        "described", "matched", "validated", "planned", "reserved", "materialized", "observed",
+        "described", "matched", "validated", "planned", "reserved", "skipped", "observed",
     ]  # fmt: skip
     assert [item["decision_id"] for item in detail["chain"]] == [
         first["decision_id"],
         middle["decision_id"],
         last["decision_id"],
     ]
-    assert detail["outcomes"][0]["status"] == "completed"
+    # Nothing was moved by us, and nothing says that it was.
+    assert detail["outcomes"][0]["status"] == "registered"
     assert detail["outcomes"][0]["physical"] is False
 
 
@@ -166,7 +167,7 @@ def test_an_option_is_consumed_once_and_its_receipt_is_kept(service, tenant):
             assert error_code(answer) == (409, code), changes
         stored = decisions_of(client, 11, tenant=tenant)
         replays = [item["outcome"] for item in stored if item["kind"] == "materialize"]
-    assert replays.count("materialized") == 1
+    assert replays.count("acknowledged") == 1
     assert replays.count("replayed") == 1
     replayed = next(item for item in stored if item["outcome"] == "replayed")
     assert replayed["path"] == [

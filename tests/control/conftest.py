@@ -1,16 +1,16 @@
 """What tests of keys share: making one, counting statements, a clock that is set."""
 
 import os
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 
 import pytest
-from sqlalchemy import event
 
 from app.clock import SystemClock
 from app.control.issue import issue_key
 from app.control.keys import NewKey, Scope
 from app.db.session import Database
 from tests.control.clock import SetClock
+from tests.db.rows import noted_statements
 
 MakeKey = Callable[..., Awaitable[NewKey]]
 
@@ -34,14 +34,6 @@ def make_key(database: Database) -> MakeKey:
 
 
 @pytest.fixture
-def statements(database: Database) -> Iterator[list[str]]:
-    """Every statement on `api_key` that reached Postgres."""
-    seen: list[str] = []
-
-    def note(_connection, _cursor, statement, *_rest) -> None:
-        if "api_key" in statement:
-            seen.append(statement)
-
-    event.listen(database.engine.sync_engine, "before_cursor_execute", note)
-    yield seen
-    event.remove(database.engine.sync_engine, "before_cursor_execute", note)
+def statements(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Every statement on `api_key` that was sent to Postgres."""
+    return noted_statements(monkeypatch, "api_key")

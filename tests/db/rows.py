@@ -6,8 +6,11 @@ from datetime import datetime
 from typing import Any
 from uuid import UUID
 
+import pytest
+
 from app.clock import SystemIds
 from app.db.copy_text import line
+from app.db.session import ReadSession
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
 
 DECISION_COLUMNS = [column.name for column in DecisionRow.__table__.columns]
@@ -62,3 +65,17 @@ async def eventually(condition: Callable[[], Awaitable[bool]], *, deadline_s: fl
     async with asyncio.timeout(deadline_s):
         while not await condition():
             await asyncio.sleep(0.01)
+
+
+def noted_statements(monkeypatch: pytest.MonkeyPatch, part: str) -> list[str]:
+    """The statements with `part` in them that sessions execute from now on, as they come."""
+    seen: list[str] = []
+    execute = ReadSession.execute
+
+    async def noting(self: ReadSession, statement: Any, values: Any = None) -> Any:
+        if part in str(statement):
+            seen.append(str(statement))
+        return await execute(self, statement, values)
+
+    monkeypatch.setattr(ReadSession, "execute", noting)
+    return seen

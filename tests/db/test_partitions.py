@@ -1,9 +1,9 @@
 import asyncio
 from datetime import UTC, date, datetime, timedelta
 
+import asyncpg
 import pytest
 from sqlalchemy import text
-from sqlalchemy.exc import DBAPIError
 
 from app.db.partitions import partition_name
 from app.db.session import Database, NoPartitionError
@@ -89,7 +89,7 @@ async def test_history_is_insert_only_in_old_and_new_partitions(
     for moment in (NOW, FAR):
         await database.copy_lines(table, columns, [row(moment)])
     for target in (table, partition_name(table, TODAY), partition_name(table, FAR.date())):
-        with pytest.raises(DBAPIError, match="insert-only"):
+        with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
             async with database.write() as session:
                 await session.execute(text(change.format(target)))
     async with database.read() as session:

@@ -3,6 +3,7 @@ import socket
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
+import asyncpg
 import pytest
 from sqlalchemy import ARRAY, Integer, bindparam, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
@@ -76,7 +77,7 @@ async def test_a_constraint_that_fails_at_commit_is_an_error_of_the_block(
             await session.execute(text("INSERT INTO late VALUES (1), (1)"))
             statements_passed.append(True)
 
-    with pytest.raises(IntegrityError):
+    with pytest.raises(asyncpg.UniqueViolationError):
         await insert_twice()
     assert statements_passed == [True]
     async with database.read() as session:
@@ -270,10 +271,10 @@ async def test_a_callers_mistake_is_not_called_unavailable(database: Database) -
             )
     # Parameters hold secrets, and exceptions end up in logs.
     assert SECRET not in str(duplicate.value)
-    with pytest.raises(DBAPIError, match="invalid input for query argument"):
+    with pytest.raises(asyncpg.DataError, match="invalid input for query argument"):
         async with database.read() as session:
             await session.execute(text("SELECT CAST(:n AS integer)"), {"n": "not a number"})
-    with pytest.raises(DBAPIError, match="does not exist"):
+    with pytest.raises(asyncpg.UndefinedTableError, match="does not exist"):
         async with database.read() as session:
             await session.execute(text("SELECT * FROM no_such_table"))
 

@@ -42,8 +42,9 @@ async def test_a_row_is_stored_as_it_was_recorded(
         writer.record(decision)
     assert await writer.wait_flushed(writer.recorded, wait_s=WAIT_S)
     async with database.read() as session:
-        rows = (await session.execute(select(DecisionRow).order_by(DecisionRow.writer_seq))).all()
-    for seq, ((row,), decision) in enumerate(zip(rows, recorded, strict=True), 1):
+        columns = DecisionRow.__table__
+        rows = (await session.execute(select(columns).order_by(columns.c.writer_seq))).all()
+    for seq, (row, decision) in enumerate(zip(rows, recorded, strict=True), 1):
         for name, value in decision._asdict().items():
             found = getattr(row, name)
             if name in ("match", "compatibility", "excluded", "estimate", "inputs"):

@@ -12,7 +12,12 @@ import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE_FILE = ROOT / "docker-compose.yml"
-SECRETS = {"POSTGRES_PASSWORD": "p@ss/word", "NEXUSKV_HANDLE_SECRET": "s" * 64}
+SECRETS = {
+    "POSTGRES_PASSWORD": "p@ss/word",
+    "NEXUSKV_HANDLE_SECRET": "s" * 64,
+    "NEXUSKV_WORKER_SECRET": "w" * 64,
+}
+WORKERS = ["worker-a", "worker-b"]
 
 
 def compose_command() -> list[str] | None:
@@ -86,6 +91,7 @@ def test_the_api_waits_for_the_migration_and_the_migration_for_the_database(serv
         ("migrate", "postgres"): "service_healthy",
         ("api", "postgres"): "service_healthy",
         ("api", "migrate"): "service_completed_successfully",
+        **{(name, "api"): "service_started" for name in WORKERS},
     }
     assert "pg_isready" in services["postgres"]["healthcheck"]["test"]
     assert services["migrate"]["restart"] == "no"
@@ -98,7 +104,7 @@ def test_only_the_api_is_published(services):
     assert list(services["postgres"]["networks"]) == ["database"]
 
 
-@pytest.mark.parametrize("name", ["postgres", "migrate", "api"])
+@pytest.mark.parametrize("name", ["postgres", "migrate", "api", *WORKERS])
 def test_every_container_is_confined_and_limited(services, name):
     service = services[name]
     assert service["read_only"] is True
@@ -106,6 +112,30 @@ def test_every_container_is_confined_and_limited(services, name):
     assert service["security_opt"] == ["no-new-privileges:true"]
     limits = service["deploy"]["resources"]["limits"]
     assert {"cpus", "memory", "pids"} <= set(limits)
+
+
+def test_the_api_knows_its_workers_and_they_reach_each_other(services):
+    allowed = services["api"]["environment"]["NEXUSKV_WORKER_HOSTS"].split(",")
+    assert allowed == WORKERS
+    assert "workers" in services["api"]["networks"]
+    for name in WORKERS:
+        worker = services[name]
+        options = dict(part[2:].split("=", 1) for part in worker["command"][1:])
+        assert worker["command"][0] == "worker"
+        assert options["node"] == name
+        assert options["advertise-url"] == f"http://{name}:9100"
+        assert options["advertise-data"] == f"{name}:9101"
+        assert options["listen"].endswith(":9100")
+        assert options["data-listen"].endswith(":9101")
+        assert options["api-url"] == "http://api:9099"
+        assert list(worker["networks"]) == ["workers"]
+        memory = int(worker["deploy"]["resources"]["limits"]["memory"])
+        assert int(options["dram-bytes"]) < memory
+
+
+def test_every_process_of_the_fleet_has_the_one_worker_secret(services):
+    secrets = {services[name]["environment"]["NEXUSKV_WORKER_SECRET"] for name in ("api", *WORKERS)}
+    assert len(secrets) == 1
 
 
 def test_the_data_of_postgres_is_on_a_volume_where_version_18_keeps_it(services):

@@ -59,4 +59,4 @@ def test_the_tour_tells_the_story_of_the_readme(service):
     ):
         assert line in done.stdout
         assert line in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert done.stdout.rstrip().endswith("reserved > materialized > observed")
+    assert done.stdout.rstrip().endswith("reserved > skipped > observed")

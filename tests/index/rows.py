@@ -19,7 +19,12 @@ def parsed(tenant: str, entry_id: str = "state-1", **changes: Any) -> Registrati
 
 
 def row(
-    tenant: str, entry_id: str = "state-1", *, id_: UUID | None = None, **changes: Any
+    tenant: str,
+    entry_id: str = "state-1",
+    *,
+    id_: UUID | None = None,
+    registered_us: int = 1,
+    **changes: Any,
 ) -> StateRow:
     registered = parsed(tenant, entry_id, **changes)
     return StateRow(
@@ -27,6 +32,7 @@ def row(
         registered,
         array("I", registered.entry.identity.key.tokens).tobytes(),
         sha256(registration_bytes(registered)).digest(),
+        registered_us,
     )
 
 

@@ -1,6 +1,7 @@
 """The facade over the compiled index: which state is where, and at which generation."""
 
 import random
+from dataclasses import replace
 
 import msgspec
 import pytest
@@ -165,11 +166,11 @@ def test_a_bad_row_costs_no_good_one_its_place(index):
     good = row("t")
     index.upsert(good)
     newer = row("t", generation=2)
-    broken = type(newer)(newer.state_id, newer.registration, b"\x01\x02\x03", newer.content_hash)
+    broken = replace(newer, tokens=b"\x01\x02\x03")
     with pytest.raises(ValueError, match="multiple"):
         index.upsert(broken)
     assert found(index) == [("state-1", 1, 40)]
-    empty = type(newer)(newer.state_id, row("t", "new").registration, b"", newer.content_hash)
+    empty = replace(newer, registration=row("t", "new").registration, tokens=b"")
     with pytest.raises(ValueError, match="token"):
         index.upsert(empty)
     assert index.get("t", "new") is None

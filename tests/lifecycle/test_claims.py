@@ -1,5 +1,6 @@
 """An option is consumed once, whoever dies, comes late or is refused on the way."""
 
+from dataclasses import replace
 from datetime import timedelta
 from uuid import UUID
 
@@ -20,6 +21,7 @@ from app.execution.repository import (
 )
 from app.lifecycle.materialize import Materialize
 from app.lifecycle.observe import Observer
+from app.lifecycle.steps import Steps
 from tests.fixtures.wire import error_code
 
 CLAIM_S = 10.0
@@ -71,7 +73,7 @@ async def test_an_open_claim_makes_others_wait_and_then_lets_them(process):
     process.clock.advance(CLAIM_S + 0.1)
     assert (await process.materialize(option)).status_code == 200
     outcomes = [item["outcome"] for item in await process.decisions(kind="materialize")]
-    assert outcomes == ["materialized", "unavailable"]
+    assert outcomes == ["acknowledged", "unavailable"]
 
 
 async def test_the_same_import_with_another_sink_is_a_mismatch_while_it_is_claimed(process):
@@ -134,7 +136,7 @@ class Refusing:
         self._executed_kind = executed_kind
         self.calls = 0
 
-    async def materialize(self, session_id, source, sink):
+    async def materialize(self, order):
         self.calls += 1
         return BackendActionResult(
             requested_kind=Disposition.MATERIALIZE,
@@ -142,8 +144,8 @@ class Refusing:
             status=self._status,
             final_disposition=Disposition.RECOMPUTE,
             backend_name=self.name,
-            source=source.location,
-            target=sink,
+            source=order.source.location,
+            target=order.target,
             degraded=False,
             fallback_reason=FallbackReason.NO_TRANSFER_PATH,
             detail="secret detail",
@@ -153,7 +155,7 @@ class Refusing:
 class Raising(Refusing):
     """A backend with a bug."""
 
-    async def materialize(self, session_id, source, sink):
+    async def materialize(self, order):
         self.calls += 1
         raise RuntimeError("a bug")
 
@@ -162,10 +164,20 @@ def with_backend(process, backend):
     """The slice with another backend, put in the place of the service's own."""
     services = process.services
     observer = Observer(
-        services.writer, services.policy, services.index, clock=process.clock, ids=services.ids
+        services.writer,
+        services.policy_provider,
+        services.index,
+        clock=process.clock,
+        ids=services.ids,
     )
+    workers = replace(services.materialize._workers, protocol=backend)
     process.app.bridge._materialize = Materialize(
-        services.database, observer, backend, clock=process.clock, claim_ttl_s=CLAIM_S
+        services.database,
+        observer,
+        workers,
+        Steps(),
+        clock=process.clock,
+        claim_ttl_s=CLAIM_S,
     )
 
 
@@ -187,17 +199,18 @@ async def test_an_execution_that_did_not_happen_gives_the_option_back(process, s
     assert error_code(answer) == (503, "materialization_unavailable")
     assert "secret" not in answer.text
     assert backend.calls == 1
-    with_backend(process, process.services.materialize._backend)
+    with_backend(process, process.services.materialize._workers.protocol)
     # Another import, too: nothing was consumed.
     assert (await process.materialize(option, import_id="import-2")).status_code == 200
     last, refused = await process.decisions(kind="materialize")
     assert (refused["outcome"], refused["fallback_reason"]) == (
         "unavailable",
-        "materialization_unavailable",
+        "no_transfer_path",
     )
-    assert last["outcome"] == "materialized"
+    assert last["outcome"] == "acknowledged"
     detail = await process.client.get(f"/v1/decisions/{last['decision_id']}")
-    assert [outcome["status"] for outcome in detail.json()["outcomes"]] == ["completed"]
+    statuses = [outcome["status"] for outcome in detail.json()["outcomes"]]
+    assert statuses == ["fell_back", "registered"]
 
 
 async def test_a_backend_with_a_bug_gives_the_option_back_too(process):
@@ -205,7 +218,7 @@ async def test_a_backend_with_a_bug_gives_the_option_back_too(process):
     option = await process.option("t")
     with_backend(process, Raising(ActionStatus.REJECTED, Disposition.SKIP))
     assert error_code(await process.materialize(option)) == (500, "internal_error")
-    with_backend(process, process.services.materialize._backend)
+    with_backend(process, process.services.materialize._workers.protocol)
     assert (await process.materialize(option)).status_code == 200
 
 
@@ -215,8 +228,8 @@ class Cutting(ProtocolBackend):
     def __init__(self, gate):
         self._gate = gate
 
-    async def materialize(self, session_id, source, sink):
-        result = await super().materialize(session_id, source, sink)
+    async def materialize(self, order):
+        result = await super().materialize(order)
         self._gate.close()
         return result
 
@@ -227,10 +240,10 @@ async def test_an_execution_whose_receipt_was_not_stored_is_not_reported(gated, 
     with_backend(gated, Cutting(gate))
     assert error_code(await gated.materialize(option)) == (503, "materialization_unavailable")
     gate.open()
-    with_backend(gated, gated.services.materialize._backend)
+    with_backend(gated, gated.services.materialize._workers.protocol)
     # Its claim stands until it expires; nobody knows that it was this process's.
     assert error_code(await gated.materialize(option)) == (503, "materialization_unavailable")
     gated.clock.advance(CLAIM_S + 1)
     assert (await gated.materialize(option)).status_code == 200
     outcomes = [item["outcome"] for item in await gated.decisions(kind="materialize")]
-    assert outcomes == ["materialized", "unavailable", "unavailable"]
+    assert outcomes == ["acknowledged", "unavailable", "unavailable"]

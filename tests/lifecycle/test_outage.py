@@ -46,7 +46,7 @@ async def test_postgres_goes_and_comes_back(gated, gate):
         [("lookup", "hit")] * 22
         + [("estimate", "estimated")] * 2
         + [("estimate", "unavailable"), ("materialize", "unavailable")]
-        + [("materialize", "materialized")]
+        + [("materialize", "acknowledged")]
     )
     assert gated.services.writer.lost_rows == 0
 

@@ -94,7 +94,7 @@ def test_what_one_replica_signs_the_other_honours(a, b):
     history = decisions_of(b, 5, tenant=tenant)
     assert len({item["root_id"] for item in history}) == 1
     assert [item["outcome"] for item in history] == [
-        "rejected", "replayed", "materialized", "estimated", "hit",
+        "rejected", "replayed", "acknowledged", "estimated", "hit",
     ]  # fmt: skip
 
 

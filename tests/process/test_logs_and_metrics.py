@@ -24,7 +24,7 @@ TOKENS = [4242424242, 3131313131]
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 LABELS = {
-    "operation", "code", "le", "result", "route", "method", "status", "reason", "version",
+    "kind", "operation", "code", "le", "result", "route", "method", "status", "reason", "version",
     "implementation",
 }  # fmt: skip
 

@@ -41,6 +41,13 @@ def assert_nothing_runs(data_dir: Path) -> None:
     until(lambda: not processes_of(data_dir), f"left: {processes_of(data_dir)}", within_s=10)
 
 
+def worker_instance(client: httpx.Client) -> str | None:
+    """Which process of the worker beside the API is heard; None before one is."""
+    heard = [one["instance_id"] for one in client.get("/v1/workers").json()["items"]]
+    assert len(heard) <= 1
+    return heard[0] if heard else None
+
+
 def run_example(up: Command) -> str:
     """What the curl that it shows prints, when a person copies it."""
     (example,) = EXAMPLE.findall(up.stdout)
@@ -86,6 +93,11 @@ def test_a_life_of_starts_and_ends(start, place) -> None:
 
     third = start("up", "--data-dir", str(data_dir))
     assert key_of(third) == key
+    with third.client(key) as client:
+        before = until(lambda: worker_instance(client), "the worker is there")
+        (process,) = [one for one in processes_of(data_dir) if " worker --node local" in one]
+        os.kill(int(process.partition(":")[0]), signal.SIGKILL)
+        until(lambda: worker_instance(client) not in (None, before), "another worker is there")
     assert (data_dir / "handle.secret").read_text() == secret
     with third.client(key) as client:
         # What was answered before Ctrl-C was stored before Postgres went.

@@ -6,7 +6,7 @@ import httpx
 import pytest
 from fastapi import FastAPI
 
-from app.control.health import ReadinessFacts, ReadinessProbe, health_router
+from app.control.health import PolicyFacts, ReadinessFacts, ReadinessProbe, health_router
 from app.db.migrate import SchemaStatus
 from app.errors import ErrorCode, NexusError
 from app.metrics import Metrics
@@ -23,6 +23,7 @@ class Parts:
         self.hang = False
         self.asked = 0
         self.keys = self.index = self.decisions = True
+        self.policy = PolicyFacts("3:sha256:0123", loaded=True, fault=None)
         self.draining = False
 
     async def schema_status(self) -> SchemaStatus:
@@ -38,6 +39,7 @@ class Parts:
             schema_status=self.schema_status,
             keys_loaded=lambda: self.keys,
             index_loaded=lambda: self.index,
+            policy=lambda: self.policy,
             decisions_alive=lambda: self.decisions,
             draining=lambda: self.draining,
             implementation="compiled",
@@ -70,13 +72,24 @@ async def test_ready_names_every_check_and_the_index_that_runs(client) -> None:
     assert body["status"] == "ready"
     assert body["implementation"] == "compiled"
     names = [check["name"] for check in body["checks"]]
-    assert names == ["database", "keys", "index", "decisions", "serving"]
+    assert names == ["database", "keys", "index", "policy", "decisions", "serving"]
     assert all(check["ok"] for check in body["checks"])
+
+
+async def test_a_policy_that_cannot_be_loaded_is_told_and_takes_nobody_out(client, parts) -> None:
+    parts.policy = PolicyFacts("3:sha256:0123", loaded=True, fault="its row is damaged")
+    response = await client.get("/readyz")
+    assert response.status_code == 200
+    (check,) = [one for one in response.json()["checks"] if one["name"] == "policy"]
+    assert check["detail"] == (
+        "3:sha256:0123 is in force; the latest activation is not: its row is damaged"
+    )
 
 
 @pytest.mark.parametrize(
     ("part", "value", "name"),
     [
+        ("policy", PolicyFacts("file:x", loaded=False, fault=None), "policy"),
         ("schema", SchemaStatus(None, "0001", "absent"), "database"),
         ("schema", SchemaStatus("0000", "0001", "behind"), "database"),
         ("trouble", NexusError(ErrorCode.DATABASE_UNAVAILABLE, "x", internal="pw"), "database"),

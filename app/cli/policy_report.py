@@ -1,0 +1,69 @@
+"""What `nexuskv policy` prints: findings, warnings, lists, headings."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+from app.errors import FieldError
+from app.policy.advice import PolicyWarning
+
+
+def findings_table(name: str, found: Sequence[FieldError]) -> Table:
+    """Why a document is no policy: where, what is wrong, and what stands there."""
+    table = Table("Where", "Code", "What is wrong", "Value", title=f"{name} is not a valid policy")
+    for finding in found:
+        cells = (finding.pointer or "/", finding.code.value, finding.detail, finding.value or "")
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
+    """What a valid policy says that its author may not have meant."""
+    table = Table("Where", "Warning", "What it means")
+    for remark in remarks:
+        cells = (remark.pointer, remark.code.value, remark.detail)
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
+def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
+    """`items` of a page of policies."""
+    table = Table("Number", "Active", "Content", "Stored", "By", "Message")
+    for policy in policies:
+        cells = (
+            str(policy["number"]),
+            "yes" if policy["active"] else "",
+            policy["content_sha256"][:16],
+            _second(policy["created_at"]),
+            policy["key_id"],
+            policy["message"] or "",
+        )
+        style = "bold" if policy["active"] else None
+        table.add_row(*(Text(cell) for cell in cells), style=style)
+    return table
+
+
+def policy_heading(policy: dict[str, Any]) -> str:
+    """Number, origin and message of one version, as lines of comment."""
+    state = "active" if policy["active"] else "not active"
+    lines = [
+        f"policy {policy['number']} ({state}), sha256:{policy['content_sha256'][:16]}",
+        f"stored {_second(policy['created_at'])} by {policy['key_id']}",
+        *(policy["message"] or "").splitlines(),
+    ]
+    return "\n".join(f"# {line}" for line in lines)
+
+
+def activation_line(activated: dict[str, Any]) -> str:
+    """What an activation has done."""
+    activation = activated["activation"]
+    since = _second(activation["activated_at"])
+    if activated["changed"]:
+        return f"Policy {activation['number']} is active since {since}."
+    return f"Policy {activation['number']} was active already, since {since}."
+
+
+def _second(moment: str) -> str:
+    return moment[:19].replace("T", " ") + " UTC"

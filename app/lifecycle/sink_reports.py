@@ -1,0 +1,114 @@
+"""Observe, after the fact: what the runtime did with a sink becomes the decision's outcome."""
+
+from datetime import UTC, datetime, timedelta
+from typing import Final, Protocol
+from uuid import UUID
+
+import msgspec
+import structlog
+
+from app.clock import Clock
+from app.contract.enums import FallbackReason
+from app.db.session import Database, WriteSession
+from app.decisions.record import INPUTS_VERSION, Outcome, OutcomeStatus
+from app.errors import ErrorCode, NexusError
+from app.execution.names import option_of
+from app.execution.repository import claim_find
+from app.lifecycle.journey import payload_charge
+from app.quota.charges import release, release_payloads, release_worker
+from app.transfer.wire import SinkEvent
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# A report keeps its own time, so that the same one again is the same row. A worker whose clock is
+# further off than this is not believed.
+_MAX_SKEW: Final = timedelta(days=7)
+_FLUSH_S: Final = 4.0
+log = structlog.get_logger("nexuskv.sinks")
+
+
+class OutcomeSink(Protocol):
+    """The decision writer, as far as reports need it."""
+
+    @property
+    def recorded(self) -> int: ...
+
+    def record_outcome(self, outcome: Outcome) -> None: ...
+
+    async def wait_flushed(self, seq: int, *, wait_s: float) -> bool: ...
+
+
+class SinkReports:
+    """Takes what workers tell of sinks. Everything may be told twice, and counts once."""
+
+    def __init__(self, database: Database, outcomes: OutcomeSink, clock: Clock) -> None:
+        self._database = database
+        self._outcomes = outcomes
+        self._clock = clock
+
+    async def take(self, worker: str, event: SinkEvent) -> None:
+        """Returns once the report is stored. Raises DATABASE_UNAVAILABLE: it must come again."""
+        decision_id = UUID(event.decision_id) if event.decision_id is not None else None
+        if event.session_id is not None:
+            async with self._database.write() as session:
+                await release(session, event.tenant, event.session_id)
+                decision_id = await _answered(session, event) or decision_id
+        if decision_id is not None:
+            await self._record(worker, event, decision_id)
+
+    async def gone(self, worker: str, payload_ids: tuple[str, ...]) -> None:
+        """No tenant has these payloads there any more. Raises DATABASE_UNAVAILABLE."""
+        charges = [payload_charge(worker, payload_id) for payload_id in payload_ids]
+        async with self._database.write() as session:
+            await release_payloads(session, worker, charges)
+
+    async def lost(self, worker: str, since: datetime) -> None:
+        """The worker's process is another one since then, or none: what it held is not held now.
+
+        Raises DATABASE_UNAVAILABLE.
+        """
+        async with self._database.write() as session:
+            released = await release_worker(session, worker, since)
+        if released:
+            log.info("charges_released", worker=worker, charges=released)
+
+    async def _record(self, worker: str, event: SinkEvent, decision_id: UUID) -> None:
+        created_at = _EPOCH + timedelta(microseconds=event.at_us)
+        if abs(created_at - self._clock.now()) > _MAX_SKEW:
+            log.error("sink_report_refused", worker=worker, event_id=event.event_id, at=created_at)
+            return
+        consumed = event.state == "consumed"
+        self._outcomes.record_outcome(
+            Outcome(
+                outcome_id=UUID(event.event_id),
+                created_at=created_at,
+                decision_id=decision_id,
+                tenant=event.tenant,
+                status=OutcomeStatus(event.state),
+                fallback_reason=None if consumed else FallbackReason.ENGINE_POLICY.value,
+                observed_us=None,
+                bytes_transferred=event.payload_bytes if consumed else 0,
+                # The worker had verified what the runtime took.
+                physical=consumed,
+                detail=msgspec.json.encode(
+                    {
+                        "v": INPUTS_VERSION,
+                        "worker": worker,
+                        "sink_id": event.sink_id,
+                        "session_id": event.session_id,
+                        "reason": event.reason,
+                    }
+                ).decode(),
+            )
+        )
+        if not await self._outcomes.wait_flushed(self._outcomes.recorded, wait_s=_FLUSH_S):
+            raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "the outcome could not be stored yet")
+
+
+async def _answered(session: WriteSession, event: SinkEvent) -> UUID | None:
+    """The decision that answered with this sink. The worker knows the one that ordered the bytes,
+    which is another where that request died and a later one found them there."""
+    option_id = option_of(event.session_id or "")
+    found = await claim_find(session, option_id) if option_id is not None else None
+    if found is None or not found.consumed or found.tenant != event.tenant:
+        return None
+    return found.decision_id

@@ -1,0 +1,114 @@
+"""Whether a tenant may hold or move more. Pure: usage and policy in, verdict out."""
+
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Final
+
+from app.policy.document import QuotaAdmissionPolicy, QuotaMode
+
+
+class ChargeKind(StrEnum):
+    """What a charge stands for: a payload that is held, or a transfer that is running."""
+
+    PAYLOAD = "payload"
+    TRANSFER = "transfer"
+
+
+class QuotaLimit(StrEnum):
+    """The limits of a policy that are counted; each is also the name of its field."""
+
+    MAX_PAYLOAD_BYTES = "max_payload_bytes"
+    MAX_ENTRIES = "max_entries"
+    MAX_CONCURRENT_TRANSFERS = "max_concurrent_transfers"
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaUsage:
+    """What one tenant holds, or what one charge adds to it."""
+
+    payload_bytes: int = 0
+    entries: int = 0
+    transfers: int = 0
+
+    def plus(self, other: "QuotaUsage") -> "QuotaUsage":
+        return QuotaUsage(
+            self.payload_bytes + other.payload_bytes,
+            self.entries + other.entries,
+            self.transfers + other.transfers,
+        )
+
+    def minus(self, other: "QuotaUsage") -> "QuotaUsage":
+        return QuotaUsage(
+            self.payload_bytes - other.payload_bytes,
+            self.entries - other.entries,
+            self.transfers - other.transfers,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaVerdict:
+    """The answer to one charge. `used_*` is what the tenant holds now, this charge included when
+    it was allowed. `repeated` is a charge that was made before, and is not made again.
+
+    `exceeded` names the limits that the charge goes beyond, also where that is only advisory.
+    A limit of 0 is none.
+    """
+
+    allowed: bool
+    repeated: bool
+    mode: QuotaMode
+    exceeded: tuple[QuotaLimit, ...]
+    used_payload_bytes: int
+    used_entries: int
+    used_transfers: int
+    limit_payload_bytes: int
+    limit_entries: int
+    limit_transfers: int
+
+    @property
+    def advisory_exceeded(self) -> bool:
+        """Allowed, and to be recorded as beyond a limit."""
+        return self.allowed and bool(self.exceeded)
+
+
+_NOTHING: Final = QuotaUsage()
+
+
+def decide(
+    quota: QuotaAdmissionPolicy, used: QuotaUsage, asked: QuotaUsage, *, repeated: bool
+) -> QuotaVerdict:
+    """The verdict on a charge of `asked` for a tenant that holds `used`.
+
+    Only limits of what is asked for can be exceeded: a tenant over its bytes may still read.
+    """
+    new = _NOTHING if repeated else asked
+    exceeded = () if quota.mode is QuotaMode.DISABLED else _exceeded(quota, used, new)
+    allowed = not exceeded or quota.mode is not QuotaMode.ENFORCED
+    held = used.plus(new) if allowed else used
+    return QuotaVerdict(
+        allowed=allowed,
+        repeated=repeated,
+        mode=quota.mode,
+        exceeded=exceeded,
+        used_payload_bytes=held.payload_bytes,
+        used_entries=held.entries,
+        used_transfers=held.transfers,
+        limit_payload_bytes=quota.max_payload_bytes,
+        limit_entries=quota.max_entries,
+        limit_transfers=quota.max_concurrent_transfers,
+    )
+
+
+def _exceeded(
+    quota: QuotaAdmissionPolicy, used: QuotaUsage, new: QuotaUsage
+) -> tuple[QuotaLimit, ...]:
+    dimensions = (
+        (QuotaLimit.MAX_PAYLOAD_BYTES, quota.max_payload_bytes, used.payload_bytes,
+         new.payload_bytes),
+        (QuotaLimit.MAX_ENTRIES, quota.max_entries, used.entries, new.entries),
+        (QuotaLimit.MAX_CONCURRENT_TRANSFERS, quota.max_concurrent_transfers, used.transfers,
+         new.transfers),
+    )  # fmt: skip
+    return tuple(
+        name for name, limit, held, more in dimensions if limit and more and held + more > limit
+    )

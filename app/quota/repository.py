@@ -1,0 +1,338 @@
+"""SQL of quotas: charges under their tenant's lock, and what each tenant holds by them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import TextClause, text
+
+from app.db.session import ReadSession, WriteSession
+from app.quota.decision import ChargeKind, QuotaUsage
+
+
+@dataclass(frozen=True, slots=True)
+class NewCharge:
+    """A charge to store."""
+
+    tenant: str
+    kind: ChargeKind
+    charge_id: str
+    payload_bytes: int
+    entries: int
+    worker: str | None
+    created_at: datetime
+    expires_at: datetime | None
+
+
+_LOCK_TENANT = text(
+    "SELECT payload_bytes, entries, transfers FROM quota_tenant WHERE tenant = :tenant FOR UPDATE"
+)
+_ADD_TENANT = text("INSERT INTO quota_tenant (tenant) VALUES (:tenant) ON CONFLICT DO NOTHING")
+_SET_TENANT = text(
+    """
+    UPDATE quota_tenant
+    SET payload_bytes = :payload_bytes, entries = :entries, transfers = :transfers
+    WHERE tenant = :tenant
+    """
+)
+_SUMS = """
+    coalesce(sum(payload_bytes) FILTER (WHERE kind = 'payload'), 0)::bigint AS payload_bytes,
+    coalesce(sum(entries) FILTER (WHERE kind = 'payload'), 0)::bigint AS entries,
+    coalesce(sum(entries) FILTER (WHERE kind = 'transfer'), 0)::bigint AS transfers
+"""
+_DELETE_EXPIRED = text(
+    f"""
+    WITH gone AS (
+        DELETE FROM quota_charge WHERE tenant = :tenant AND expires_at <= :now
+        RETURNING kind, payload_bytes, entries
+    )
+    SELECT {_SUMS} FROM gone
+    """  # noqa: S608 - a constant of this module only
+)
+_DELETE_CHARGE = text(
+    f"""
+    WITH gone AS (
+        DELETE FROM quota_charge
+        WHERE tenant = :tenant AND kind = :kind AND charge_id = :charge_id
+        RETURNING kind, payload_bytes, entries
+    )
+    SELECT {_SUMS} FROM gone HAVING count(*) > 0
+    """  # noqa: S608 - a constant of this module only
+)
+_OF_INSTANCE = "worker = :worker AND created_at < :before"
+_SETTLED = (
+    "worker = :worker AND charge_id = ANY(CAST(:charge_ids AS text[])) AND expires_at IS NULL"
+)
+_LOCK_TENANTS_WITH = """
+    SELECT tenant FROM quota_tenant AS held
+    WHERE EXISTS (SELECT FROM quota_charge WHERE tenant = held.tenant AND {which})
+    ORDER BY tenant FOR UPDATE
+"""
+_DELETE_OF_TENANTS = f"""
+    WITH gone AS (
+        DELETE FROM quota_charge WHERE tenant = ANY(:tenants) AND {{which}}
+        RETURNING tenant, kind, payload_bytes, entries
+    ), freed AS (
+        SELECT tenant, count(*) AS charges, {_SUMS} FROM gone GROUP BY tenant
+    )
+    UPDATE quota_tenant AS held
+    SET payload_bytes = held.payload_bytes - freed.payload_bytes,
+        entries = held.entries - freed.entries,
+        transfers = held.transfers - freed.transfers
+    FROM freed WHERE held.tenant = freed.tenant
+    RETURNING freed.charges
+"""  # noqa: S608 - a constant of this module only
+_LOCK_OF_INSTANCE, _DELETE_OF_INSTANCE = (
+    text(one.format(which=_OF_INSTANCE)) for one in (_LOCK_TENANTS_WITH, _DELETE_OF_TENANTS)
+)
+_LOCK_SETTLED, _DELETE_SETTLED = (
+    text(one.format(which=_SETTLED)) for one in (_LOCK_TENANTS_WITH, _DELETE_OF_TENANTS)
+)
+# A charge without an end keeps none, and no repetition brings an end nearer.
+_REPEAT_CHARGE = text(
+    """
+    UPDATE quota_charge
+    SET expires_at = CASE
+            WHEN expires_at IS NULL OR CAST(:expires_at AS timestamptz) IS NULL THEN NULL
+            ELSE greatest(expires_at, CAST(:expires_at AS timestamptz)) END,
+        worker = coalesce(CAST(:worker AS text), worker)
+    WHERE tenant = :tenant AND kind = :kind AND charge_id = :charge_id
+    RETURNING charge_id
+    """
+)
+_ADD_CHARGE = text(
+    """
+    INSERT INTO quota_charge
+        (tenant, kind, charge_id, payload_bytes, entries, worker, created_at, expires_at)
+    VALUES
+        (:tenant, :kind, :charge_id, :payload_bytes, :entries, :worker, :created_at, :expires_at)
+    """
+)
+# A transfer and the payload that it brings, where both are new and within the limits. One
+# statement, so that the tenant's row is locked for no longer than its commit takes. Whoever waited
+# for that row does not see what was charged meanwhile: its insert meets it instead.
+_TAKE_MOVEMENT = text(
+    """
+    WITH held AS (
+        UPDATE quota_tenant SET
+            payload_bytes = payload_bytes + CAST(:payload_bytes AS bigint),
+            entries = entries + 1,
+            transfers = transfers + 1
+        WHERE tenant = :tenant
+          AND (CAST(:max_payload_bytes AS bigint) = 0
+               OR payload_bytes + CAST(:payload_bytes AS bigint)
+                  <= CAST(:max_payload_bytes AS bigint))
+          AND (CAST(:max_entries AS bigint) = 0 OR entries < CAST(:max_entries AS bigint))
+          AND (CAST(:max_transfers AS bigint) = 0 OR transfers < CAST(:max_transfers AS bigint))
+          AND NOT EXISTS (
+              SELECT FROM quota_charge
+              WHERE tenant = :tenant
+                AND (kind, charge_id) IN (('payload', :payload_id), ('transfer', :transfer_id)))
+        RETURNING payload_bytes, entries, transfers
+    ), charged AS (
+        INSERT INTO quota_charge
+            (tenant, kind, charge_id, payload_bytes, entries, worker, created_at, expires_at)
+        SELECT :tenant, kind, charge_id, bytes, 1, CAST(:worker AS text),
+               CAST(:created_at AS timestamptz), CAST(:expires_at AS timestamptz)
+        FROM held, (VALUES ('payload', :payload_id, CAST(:payload_bytes AS bigint)),
+                           ('transfer', :transfer_id, 0)) AS new(kind, charge_id, bytes)
+        ON CONFLICT DO NOTHING
+        RETURNING kind
+    )
+    SELECT payload_bytes, entries, transfers, (SELECT array_agg(kind) FROM charged) AS kinds
+    FROM held
+    """
+)
+# The tenant's row first, as everywhere: two who lock in another order would wait for each other.
+_SETTLE_MOVEMENT = text(
+    """
+    WITH held AS MATERIALIZED (
+        SELECT tenant FROM quota_tenant WHERE tenant = :tenant FOR UPDATE
+    ), gone AS (
+        DELETE FROM quota_charge USING held
+        WHERE quota_charge.tenant = held.tenant
+          AND kind = 'transfer' AND charge_id = :transfer_id
+        RETURNING entries
+    ), kept AS (
+        UPDATE quota_charge SET expires_at = CAST(:expires_at AS timestamptz) FROM held
+        WHERE quota_charge.tenant = held.tenant AND kind = 'payload' AND charge_id = :payload_id
+        RETURNING charge_id
+    ), less AS (
+        UPDATE quota_tenant
+        SET transfers = transfers - (SELECT coalesce(sum(entries), 0) FROM gone)
+        WHERE tenant = :tenant
+    )
+    SELECT count(*) FROM kept
+    """
+)
+_USAGE = text(
+    f"""
+    SELECT {_SUMS} FROM quota_charge
+    WHERE tenant = :tenant AND (expires_at IS NULL OR expires_at > :now)
+    """  # noqa: S608 - a constant of this module only
+)
+
+
+async def lock_tenant(session: WriteSession, tenant: str) -> QuotaUsage | None:
+    """What the tenant holds, locked until the transaction ends; None when it never held any."""
+    row = (await session.execute(_LOCK_TENANT, {"tenant": tenant})).one_or_none()
+    return None if row is None else QuotaUsage(*row)
+
+
+async def add_tenant(session: WriteSession, tenant: str) -> None:
+    """Make the row that is locked, unless it is there."""
+    await session.execute(_ADD_TENANT, {"tenant": tenant})
+
+
+async def set_tenant(session: WriteSession, tenant: str, held: QuotaUsage) -> None:
+    """Write what a locked tenant holds now."""
+    await session.execute(_SET_TENANT, {"tenant": tenant, **_amounts(held)})
+
+
+async def delete_expired(session: WriteSession, tenant: str, now: datetime) -> QuotaUsage:
+    """Delete the expired charges of a locked tenant; what they had held."""
+    row = (await session.execute(_DELETE_EXPIRED, {"tenant": tenant, "now": now})).one()
+    return QuotaUsage(*row)
+
+
+async def delete_charge(
+    session: WriteSession, tenant: str, kind: ChargeKind, charge_id: str
+) -> QuotaUsage | None:
+    """Delete one charge of a locked tenant; what it had held, None when there is none."""
+    where = {"tenant": tenant, "kind": kind.value, "charge_id": charge_id}
+    row = (await session.execute(_DELETE_CHARGE, where)).one_or_none()
+    return None if row is None else QuotaUsage(*row)
+
+
+async def delete_charges_of_worker(session: WriteSession, worker: str, before: datetime) -> int:
+    """Delete the charges for a worker made before, over all tenants; how many there were."""
+    which = {"worker": worker, "before": before}
+    return await _delete_over_tenants(session, _LOCK_OF_INSTANCE, _DELETE_OF_INSTANCE, which)
+
+
+async def delete_settled_charges(
+    session: WriteSession, worker: str, charge_ids: Sequence[str]
+) -> int:
+    """Delete charges for a worker that have no end, over all tenants; how many there were."""
+    which = {"worker": worker, "charge_ids": list(charge_ids)}
+    return await _delete_over_tenants(session, _LOCK_SETTLED, _DELETE_SETTLED, which)
+
+
+async def repeat_charge(session: WriteSession, new: NewCharge) -> bool:
+    """Extend a charge of a locked tenant that was made before; False when there is none."""
+    result = await session.execute(
+        _REPEAT_CHARGE,
+        {
+            "tenant": new.tenant,
+            "kind": new.kind.value,
+            "charge_id": new.charge_id,
+            "worker": new.worker,
+            "expires_at": new.expires_at,
+        },
+    )
+    return result.one_or_none() is not None
+
+
+async def add_charge(session: WriteSession, new: NewCharge) -> None:
+    """Store a charge of a locked tenant."""
+    await session.execute(
+        _ADD_CHARGE,
+        {
+            "tenant": new.tenant,
+            "kind": new.kind.value,
+            "charge_id": new.charge_id,
+            "payload_bytes": new.payload_bytes,
+            "entries": new.entries,
+            "worker": new.worker,
+            "created_at": new.created_at,
+            "expires_at": new.expires_at,
+        },
+    )
+
+
+async def take_movement(
+    session: WriteSession,
+    payload: NewCharge,
+    transfer_id: str,
+    *,
+    max_payload_bytes: int,
+    max_entries: int,
+    max_transfers: int,
+) -> QuotaUsage | None:
+    """Charge a payload of one entry and its transfer; what the tenant then holds.
+
+    None, and nothing is charged, when one of them was charged before, a limit (0 is none) would be
+    exceeded, or the tenant never held anything: `charge_movement` says which.
+    """
+    found = await session.execute(
+        _TAKE_MOVEMENT,
+        {
+            "tenant": payload.tenant,
+            "payload_id": payload.charge_id,
+            "transfer_id": transfer_id,
+            "payload_bytes": payload.payload_bytes,
+            "worker": payload.worker,
+            "created_at": payload.created_at,
+            "expires_at": payload.expires_at,
+            "max_payload_bytes": max_payload_bytes,
+            "max_entries": max_entries,
+            "max_transfers": max_transfers,
+        },
+    )
+    row = found.one_or_none()
+    if row is None:
+        return None
+    held = QuotaUsage(row.payload_bytes, row.entries, row.transfers)
+    kinds: list[str] = row.kinds or []
+    if len(kinds) == len(ChargeKind):
+        return held
+    for kind in kinds:
+        charge_id = transfer_id if kind == ChargeKind.TRANSFER else payload.charge_id
+        await delete_charge(session, payload.tenant, ChargeKind(kind), charge_id)
+    await set_tenant(session, payload.tenant, held.minus(QuotaUsage(payload.payload_bytes, 1, 1)))
+    return None
+
+
+async def settle_movement(
+    session: WriteSession,
+    tenant: str,
+    *,
+    transfer_id: str,
+    payload_id: str,
+    expires_at: datetime | None,
+) -> bool:
+    """Give the transfer's charge back and keep the payload's; False when that is gone already."""
+    found = await session.execute(
+        _SETTLE_MOVEMENT,
+        {
+            "tenant": tenant,
+            "transfer_id": transfer_id,
+            "payload_id": payload_id,
+            "expires_at": expires_at,
+        },
+    )
+    return bool(found.scalar_one())
+
+
+async def usage_of(session: ReadSession, tenant: str, now: datetime) -> QuotaUsage:
+    """The sums of a tenant's charges that have not expired; zeroes when there is none."""
+    row = (await session.execute(_USAGE, {"tenant": tenant, "now": now})).one()
+    return QuotaUsage(*row)
+
+
+async def _delete_over_tenants(
+    session: WriteSession, lock: TextClause, delete: TextClause, which: dict[str, Any]
+) -> int:
+    """Tenants are locked in the order of their names, so that two calls cannot block each other."""
+    tenants = list((await session.execute(lock, which)).scalars())
+    gone = await session.execute(delete, which | {"tenants": tenants})
+    return sum(gone.scalars())
+
+
+def _amounts(held: QuotaUsage) -> dict[str, int]:
+    return {
+        "payload_bytes": held.payload_bytes,
+        "entries": held.entries,
+        "transfers": held.transfers,
+    }

@@ -1,0 +1,133 @@
+"""Tells the API once a second that this worker is there, what it holds, and what happened.
+
+The worker does not depend on it: without an API it works on, and its news wait in the outbox.
+"""
+
+import asyncio
+from collections.abc import Callable
+from typing import Final
+
+import httpx
+import msgspec
+import structlog
+
+from app.clock import Clock, IdSource
+from app.contract.enums import TierKind
+from app.transfer.tokens import API_AUDIENCE, Direction, Grant, TokenKeys
+from app.transfer.wire import WORKER_SCHEMA, Heartbeat, HeartbeatAnswer, WorkerLoad
+from app.worker.movement import BACKENDS
+from app.worker.outbox import Outbox
+
+TIMEOUT_S: Final = 5.0
+_TOKEN_S: Final = 60
+_FIRST_BACKOFF_S: Final = 0.5
+# Below the silence that makes a worker unavailable: after an outage of the API it is heard in time.
+_MOST_BACKOFF_S: Final = 2.0
+# Whatever the API asks for: no busy loop, and no silence that looks like death.
+_LEAST_PERIOD_S: Final = 0.1
+_MOST_PERIOD_S: Final = 10.0
+
+_log = structlog.get_logger("nexuskv.worker.heartbeat")
+
+
+class Heartbeats:
+    """The sender. `run` goes on until it is cancelled; `send` is one beat."""
+
+    def __init__(
+        self,
+        api_url: str,
+        keys: TokenKeys,
+        outbox: Outbox,
+        clock: Clock,
+        ids: IdSource,
+        *,
+        node: str,
+        instance_id: str,
+        url: str,
+        data_address: str,
+        load: Callable[[], WorkerLoad],
+    ) -> None:
+        self._target = f"{api_url.rstrip('/')}/v1/workers/{node}"
+        self._keys = keys
+        self._outbox = outbox
+        self._clock = clock
+        self._ids = ids
+        self._node = node
+        self._instance_id = instance_id
+        self._url = url
+        self._data_address = data_address
+        self._load = load
+        # What a proxy of the environment answers is not what the API says.
+        self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
+        self.sent = 0
+        self.failed = 0
+
+    async def run(self) -> None:
+        """Beat every period, at once when there are news; after a failure later and later."""
+        failures = 0
+        while True:
+            period_s = await self.send()
+            if period_s is None:
+                failures += 1
+                await asyncio.sleep(self._backoff_s(failures))
+                continue
+            failures = 0
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._outbox.wake.wait()
+            except TimeoutError:
+                continue
+
+    async def send(self) -> float | None:
+        """Beat once; seconds until the next one is due, None when this one was not taken."""
+        news = self._outbox.news()
+        beat = Heartbeat(
+            schema_version=WORKER_SCHEMA,
+            instance_id=self._instance_id,
+            url=self._url,
+            data_address=self._data_address,
+            backends=BACKENDS,
+            tiers=(TierKind.HOST_DRAM,),
+            load=self._load(),
+            events=news.events,
+            gone_payloads=news.gone_payloads,
+        )
+        try:
+            async with asyncio.timeout(TIMEOUT_S):
+                answer = await self._client.put(
+                    self._target,
+                    content=msgspec.json.encode(beat),
+                    headers={
+                        "authorization": f"Bearer {self._token()}",
+                        "content-type": "application/json",
+                    },
+                )
+            answer.raise_for_status()
+            taken = msgspec.json.decode(answer.content, type=HeartbeatAnswer)
+        except (httpx.HTTPError, TimeoutError, msgspec.DecodeError) as error:
+            self.failed += 1
+            _log.warning("heartbeat_failed", reason=str(error) or type(error).__name__)
+            return None
+        self.sent += 1
+        self._outbox.taken(taken.accepted_events, news.gone_payloads)
+        return min(max(taken.heartbeat_s, _LEAST_PERIOD_S), _MOST_PERIOD_S)
+
+    async def flush(self) -> None:
+        """Send what is left, as far as the API takes it."""
+        while self._outbox.pending:
+            before = self._outbox.pending
+            if await self.send() is None or self._outbox.pending >= before:
+                _log.error("sink_events_lost", events=self._outbox.pending)
+                return
+
+    async def close(self) -> None:
+        await self._client.aclose()
+
+    def _token(self) -> str:
+        grant = Grant(API_AUDIENCE, self._node, Direction.REGISTER)
+        return self._keys.sign(grant, now_s=self._clock.now_us() // 1_000_000, ttl_s=_TOKEN_S)
+
+    def _backoff_s(self, failures: int) -> float:
+        """Twice as long each time, up to a limit; between half of that and all of it."""
+        longest_s = min(_FIRST_BACKOFF_S * 2.0 ** min(failures - 1, 10), _MOST_BACKOFF_S)
+        return longest_s * (0.5 + self._ids.random_bytes(1)[0] / 510)

@@ -1,0 +1,80 @@
+"""What the API has yet to hear: what became of sinks, and which payloads are gone.
+
+Bounded; when the API stays away for long, the oldest news are kept, what comes after them is
+counted and logged, and a sink's facts still answer whoever asks. Used from the event loop only.
+"""
+
+import asyncio
+from collections.abc import Iterable
+from typing import Final, NamedTuple
+
+import structlog
+
+from app.transfer.wire import SinkEvent
+
+MAX_EVENTS: Final = 10_000
+MAX_GONE: Final = 20_000
+# What one heartbeat carries at most of each.
+BATCH: Final = 1_000
+
+_log = structlog.get_logger("nexuskv.worker.outbox")
+
+
+class News(NamedTuple):
+    """What one heartbeat tells."""
+
+    events: tuple[SinkEvent, ...]
+    gone_payloads: tuple[str, ...]
+
+
+class Outbox:
+    """Keeps news until they were taken. `wake` is set whenever there are urgent ones."""
+
+    def __init__(self, *, max_events: int = MAX_EVENTS, max_gone: int = MAX_GONE) -> None:
+        self.wake = asyncio.Event()
+        self.dropped_events = 0
+        self.dropped_gone = 0
+        self._max_events = max_events
+        self._max_gone = max_gone
+        # Insertion order is the order of sending.
+        self._events: dict[str, SinkEvent] = {}
+        self._gone: dict[str, None] = {}
+
+    @property
+    def pending(self) -> int:
+        return len(self._events)
+
+    def put(self, event: SinkEvent) -> None:
+        if len(self._events) >= self._max_events:
+            self.dropped_events += 1
+            _log.error("sink_event_dropped", sink_id=event.sink_id, state=event.state)
+            return
+        self._events[event.event_id] = event
+        self.wake.set()
+
+    def gone(self, payload_id: str) -> None:
+        if payload_id in self._gone:
+            return
+        if len(self._gone) >= self._max_gone:
+            self.dropped_gone += 1
+            _log.error("gone_payload_not_reported", payload_id=payload_id)
+            return
+        self._gone[payload_id] = None
+
+    def kept(self, payload_id: str) -> None:
+        """The payload is back before anyone heard that it was gone."""
+        self._gone.pop(payload_id, None)
+
+    def news(self) -> News:
+        """The oldest news; they stay until `taken`."""
+        return News(tuple(self._events.values())[:BATCH], tuple(self._gone)[:BATCH])
+
+    def taken(self, event_ids: Iterable[str], gone_payloads: Iterable[str]) -> None:
+        """The API has these."""
+        for event_id in event_ids:
+            self._events.pop(event_id, None)
+        for payload_id in gone_payloads:
+            self._gone.pop(payload_id, None)
+        self.wake.clear()
+        if len(self._events) >= BATCH or len(self._gone) >= BATCH:
+            self.wake.set()

@@ -1,0 +1,95 @@
+"""Blocking sockets with a bound on every step, as the data port uses them from its threads.
+
+The bounds are the kernel's own (SO_RCVTIMEO, SO_SNDTIMEO): Python's would make the socket
+non-blocking, and `sendfile` and `recv_into` would then need a poll before every call.
+"""
+
+import socket
+import struct
+from contextlib import suppress
+from typing import TypeVar
+
+from app.transfer.frames import PREFIX_BYTES, FetchAnswer, FetchRequest, header_bytes, parse_header
+
+T = TypeVar("T", FetchRequest, FetchAnswer)
+
+
+class StepTimeoutError(OSError):
+    """The peer did nothing for as long as one step may take."""
+
+
+def prepare(connection: socket.socket) -> None:
+    """Blocking, without delay.
+
+    Buffers are the kernel's choice: it lets them grow to several MiB, while a length that we set
+    would be cut to `net.core.rmem_max`, which is often far less, and would not grow any more.
+    """
+    connection.setblocking(True)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+
+def bound_steps(connection: socket.socket, step_s: float) -> None:
+    """No single send or receive takes longer than this, and a close does not wait."""
+    seconds = int(step_s)
+    micros = max(int((step_s - seconds) * 1_000_000), 1)
+    timeval = struct.pack("@ll", seconds, micros)
+    for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+        connection.setsockopt(socket.SOL_SOCKET, option, timeval)
+
+
+def receive_some(connection: socket.socket, view: memoryview) -> int:
+    """How many bytes came, 0 at the end of the connection. Raises OSError, StepTimeoutError."""
+    try:
+        return connection.recv_into(view)
+    except BlockingIOError:
+        raise StepTimeoutError("nothing arrived in time") from None
+
+
+def receive_exactly(connection: socket.socket, count: int) -> bytes:
+    """`count` bytes, fewer only at the end of the connection. Raises OSError."""
+    found = bytearray(count)
+    place = 0
+    with memoryview(found) as view:
+        while place < count:
+            came = receive_some(connection, view[place:])
+            if came == 0:
+                break
+            place += came
+    return bytes(found[:place])
+
+
+def receive_header(connection: socket.socket, kind: type[T]) -> T:
+    """The next frame's header. Raises FrameError, OSError."""
+    length = header_bytes(receive_exactly(connection, PREFIX_BYTES))
+    return parse_header(receive_exactly(connection, length), kind)
+
+
+def send_all(connection: socket.socket, data: bytes) -> None:
+    """Raises OSError, StepTimeoutError."""
+    try:
+        connection.sendall(data)
+    except BlockingIOError:
+        raise StepTimeoutError("the peer takes nothing") from None
+
+
+def shut(connection: socket.socket) -> None:
+    """Ends whatever another thread is doing with it; that thread closes it."""
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def drop(connection: socket.socket) -> None:
+    """Close, and throw away what is still queued: its pages are about to be used for else."""
+    with suppress(OSError):
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    connection.close()
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    """Host and port of `host:port`, the host perhaps in brackets. Raises ValueError."""
+    host, _, port = address.rpartition(":")
+    host = host.removeprefix("[").removesuffix("]")
+    number = int(port)
+    if not host or not 0 < number < 65_536:
+        raise ValueError("an address is HOST:PORT")
+    return host, number

@@ -1,0 +1,158 @@
+"""What the API hears: a beat a second, events at once and until they are taken, in order."""
+
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import msgspec
+import pytest
+
+from app.transfer.tokens import API_AUDIENCE, Direction
+from app.transfer.wire import Heartbeat, SinkEvent
+from app.worker.outbox import Outbox
+from tests.process.waiting import until
+from tests.worker.rig import KEYS, MIB, now_s
+
+
+class Api:
+    """Takes heartbeats as the API does, or refuses them while `status` says so."""
+
+    def __init__(self):
+        self.beats = []
+        self.status = 200
+        self.accepts = True
+        self.problems = []
+        api = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_PUT(self):
+                body = self.rfile.read(int(self.headers["content-length"]))
+                api.take(self.path, self.headers["authorization"], body)
+                self.send_response(api.status)
+                self.end_headers()
+                beat = api.beats[-1]
+                events = [event.event_id for event in beat.events] if api.accepts else []
+                answer = {"accepted_events": events, "heartbeat_s": 0.2}
+                self.wfile.write(msgspec.json.encode(answer))
+
+            def log_message(self, *_):
+                pass
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,))
+        self.thread.start()
+
+    def take(self, path, authorization, body):
+        try:
+            token = authorization.removeprefix("Bearer ")
+            grant = KEYS.verify(token, worker=API_AUDIENCE, now_s=now_s())
+            assert grant.direction is Direction.REGISTER
+            assert path == f"/v1/workers/{grant.tenant}"
+            self.beats.append(msgspec.json.decode(body, type=Heartbeat))
+        except Exception as error:
+            self.problems.append(error)
+            raise
+
+    @property
+    def url(self):
+        return f"http://127.0.0.1:{self.server.server_port}"
+
+    def events(self):
+        return [event for beat in self.beats for event in beat.events]
+
+    def gone(self):
+        return {payload for beat in self.beats for payload in beat.gone_payloads}
+
+    def close(self):
+        self.server.shutdown()
+        self.thread.join()
+        self.server.server_close()
+
+
+@pytest.fixture
+def api():
+    running = Api()
+    yield running
+    running.close()
+    assert running.problems == []
+
+
+def test_the_api_hears_what_the_worker_is_and_what_became_of_sinks(start_worker, api):
+    worker = start_worker("node-h", "--api-url", api.url, dram_bytes=4 * MIB)
+    until(lambda: len(api.beats) >= 2, "two beats")
+    beat = api.beats[-1]
+    assert beat.url == worker.url
+    assert beat.data_address == worker.data_address
+    assert beat.instance_id == worker.ready["instance_id"]
+    assert beat.load.capacity_bytes == 4 * MIB
+    assert {"baseline_transport", "staged_copy"} == set(beat.backends)
+
+    decision = "01890000-0000-7000-8000-000000000001"
+    worker.put("p", bytes(1000))
+    taken, unwanted = worker.new_sink(1000), worker.new_sink(1000)
+    short = worker.new_sink(1000, ttl_s=1)
+    worker.transfer(worker, "p", "s", target_sink_id=taken, decision_id=decision)
+    worker.finish(taken, "consume")
+    worker.finish(unwanted, "discard", reason="prompt changed")
+    until(lambda: len(api.events()) == 3, "three events")
+    consumed, discarded, expired = api.events()
+    assert (consumed.sink_id, consumed.state) == (taken, "consumed")
+    assert (consumed.session_id, consumed.decision_id) == ("s", decision)
+    assert (consumed.tenant, consumed.payload_bytes) == (worker.tenant, 1000)
+    assert (discarded.state, discarded.reason) == ("discarded", "prompt changed")
+    assert (expired.sink_id, expired.state) == (short, "expired")
+
+    worker.put("q", bytes(3 * MIB))
+    worker.put("r", bytes(2 * MIB))
+    until(lambda: "q" in api.gone(), "the evicted payload is reported")
+    assert "r" not in api.gone()
+
+
+def test_events_wait_for_an_api_that_is_away_and_for_one_that_takes_none(start_worker, api):
+    api.status = 503
+    worker = start_worker("node-i", "--api-url", api.url)
+    sink = worker.new_sink(1000)
+    assert worker.finish(sink, "discard").status_code == 200
+    until(lambda: len(api.beats) >= 2, "beats that are refused")
+    assert worker.metrics()["nexuskv_worker_events_pending"] == 1
+    api.accepts, api.status = False, 200
+    until(lambda: worker.metrics()["nexuskv_worker_heartbeats_total"] >= 2, "beats that are taken")
+    assert worker.metrics()["nexuskv_worker_events_pending"] == 1
+    api.accepts = True
+    until(lambda: worker.metrics()["nexuskv_worker_events_pending"] == 0, "the event is taken")
+    assert {event.sink_id for event in api.events()} == {sink}
+
+
+def test_the_last_events_are_told_before_the_end(start_worker, api):
+    worker = start_worker("node-j", "--api-url", api.url)
+    api.accepts = False
+    sink = worker.new_sink(1000)
+    worker.finish(sink, "discard")
+    until(api.events, "the event was told once")
+    api.accepts = True
+    assert worker.command.end() == 0
+    assert api.beats[-1].events[0].sink_id == sink
+
+
+def test_a_worker_without_its_api_works(start_worker):
+    worker = start_worker("node-k", "--api-url", "http://127.0.0.1:1")
+    assert worker.put("p", b"x").status_code == 201
+    until(lambda: worker.metrics()["nexuskv_worker_heartbeats_failed_total"], "a failed beat")
+    assert worker.http.get(worker.url + "/readyz").status_code == 200
+    assert worker.command.end() == 0
+
+
+def event(number):
+    name = f"01890000-0000-7000-8000-{number:012}"
+    return SinkEvent(name, f"s{number}", "acme", "consumed", number, 1)
+
+
+async def test_a_full_outbox_keeps_the_oldest_and_counts_the_rest():
+    outbox = Outbox(max_events=2, max_gone=2)
+    for number in range(4):
+        outbox.put(event(number))
+        outbox.gone(f"p{number}")
+    assert [one.sink_id for one in outbox.news().events] == ["s0", "s1"]
+    assert outbox.news().gone_payloads == ("p0", "p1")
+    assert (outbox.dropped_events, outbox.dropped_gone) == (2, 2)
+    outbox.taken([event(0).event_id], ["p0"])
+    assert [one.sink_id for one in outbox.news().events] == ["s1"]
