@@ -24,7 +24,7 @@ $(STAMP): requirements-dev.lock pyproject.toml $(CORE)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $(STAMP)
 
-up: setup ## start everything on this machine in the foreground: Postgres, migrations, API
+up: setup ## start everything on this machine in the foreground: Postgres, migrations, API, worker
 	@exec $(BIN)/nexuskv up $(ARGS)
 
 test: setup ## run the tests (T=path for one file)

@@ -93,7 +93,7 @@ class _Up(ServerRun):
         say(f"  API documentation {url}/docs")
         say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
         if self.worker is not None:
-            say(f"  worker            {self.worker.node}  (`nexuskv workers` lists it)")
+            say(f"  worker            {self.worker.node}  (starts; GET {url}/v1/workers lists it)")
         if keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")

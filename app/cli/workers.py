@@ -41,9 +41,9 @@ def workers_command(
 
 
 def _table(workers: list[dict[str, Any]]) -> Table:
-    table = Table(
-        "Worker", "Available", "Heard", "URL", "Memory", "Pinned", "Payloads", "Sinks", "Transfers"
-    )
+    # What does not fit 80 columns is in --json.
+    table = Table("Worker", "Heard", "Memory", "Payloads", "Sinks", "Moving")
+    table.add_column("URL", overflow="fold")
     for worker in workers:
         load = worker["load"]
         cells = (

@@ -216,6 +216,18 @@ def _integer(info: inspect.IntType, value: object, at: str, _: ErrorCode | None)
         yield _invalid(at, f"must be between {info.ge} and {info.le}")
 
 
+def _number(info: inspect.FloatType, value: object, at: str, _: ErrorCode | None) -> Findings:
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        yield _wrong(at, "a number", value)
+    elif (
+        (info.ge is not None and not value >= info.ge)
+        or (info.gt is not None and not value > info.gt)
+        or (info.le is not None and not value <= info.le)
+    ):
+        least = f"at least {info.ge}" if info.ge is not None else f"above {info.gt}"
+        yield _invalid(at, f"must be {least} and at most {info.le}")
+
+
 def _boolean(_info: inspect.BoolType, value: object, at: str, _: ErrorCode | None) -> Findings:
     if not isinstance(value, bool):
         yield _wrong(at, "a boolean", value)
@@ -263,6 +275,7 @@ _WALKERS = cast(
         inspect.DictType: _dict,
         inspect.StrType: _text,
         inspect.IntType: _integer,
+        inspect.FloatType: _number,
         inspect.BoolType: _boolean,
         inspect.EnumType: _choice,
         inspect.LiteralType: _choice,

@@ -325,7 +325,7 @@ async def _roll_back(driver: asyncpg.Connection) -> None:
         return
     try:
         await driver.execute("ROLLBACK")
-    except (OSError, TimeoutError, asyncpg.PostgresError, asyncpg.InterfaceError):
+    except Exception:  # noqa: BLE001 - also what the driver says of its own broken state
         driver.terminate()
 
 
@@ -334,7 +334,8 @@ def translated_errors() -> Generator[None]:
     """The one translation of "the database cannot answer now" into the service's error."""
     try:
         yield
-    except (ConnectionError, TimeoutError, PoolTimeoutError) as error:
+    except (ConnectionError, TimeoutError, PoolTimeoutError, asyncpg.InternalClientError) as error:
+        # The driver calls it internal when a connection broke in the middle of an answer.
         raise unavailable(error) from error
     except (DBAPIError, asyncpg.PostgresError, asyncpg.InterfaceError) as error:
         if not _is_unavailable(error):

@@ -9,7 +9,7 @@ import structlog
 
 from app.clock import Clock
 from app.contract.enums import FallbackReason
-from app.db.session import Database, WriteSession
+from app.db.session import Database
 from app.decisions.record import INPUTS_VERSION, Outcome, OutcomeStatus
 from app.errors import ErrorCode, NexusError
 from app.execution.names import option_of
@@ -21,7 +21,7 @@ from app.transfer.wire import SinkEvent
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A report keeps its own time, so that the same one again is the same row. A worker whose clock is
 # further off than this is not believed.
-_MAX_SKEW: Final = timedelta(days=7)
+_MAX_SKEW_US: Final = 7 * 86_400 * 1_000_000
 _FLUSH_S: Final = 4.0
 log = structlog.get_logger("nexuskv.sinks")
 
@@ -46,12 +46,21 @@ class SinkReports:
         self._clock = clock
 
     async def take(self, worker: str, event: SinkEvent) -> None:
-        """Returns once the report is stored. Raises DATABASE_UNAVAILABLE: it must come again."""
-        decision_id = UUID(event.decision_id) if event.decision_id is not None else None
-        if event.session_id is not None:
-            async with self._database.write() as session:
-                await release(session, event.tenant, event.session_id)
-                decision_id = await _answered(session, event) or decision_id
+        """Returns once the report is stored. Raises DATABASE_UNAVAILABLE: it must come again.
+
+        Whoever has a token may fill a sink by an order of its own, and name in it what it likes. So
+        a report counts only for the option that was consumed into this very sink; any other one is
+        taken, and nothing comes of it.
+        """
+        option_id = option_of(event.session_id or "")
+        if option_id is None:
+            return
+        async with self._database.write() as session:
+            claim = await claim_find(session, option_id)
+            if claim is None or (claim.tenant, claim.sink_value) != (event.tenant, event.sink_id):
+                return
+            await release(session, event.tenant, event.session_id or "", worker=worker)
+        decision_id = claim.decision_id if claim.consumed else None
         if decision_id is not None:
             await self._record(worker, event, decision_id)
 
@@ -72,10 +81,10 @@ class SinkReports:
             log.info("charges_released", worker=worker, charges=released)
 
     async def _record(self, worker: str, event: SinkEvent, decision_id: UUID) -> None:
-        created_at = _EPOCH + timedelta(microseconds=event.at_us)
-        if abs(created_at - self._clock.now()) > _MAX_SKEW:
-            log.error("sink_report_refused", worker=worker, event_id=event.event_id, at=created_at)
+        if abs(event.at_us - self._clock.now_us()) > _MAX_SKEW_US:
+            log.error("sink_report_refused", worker=worker, event_id=event.event_id)
             return
+        created_at = _EPOCH + timedelta(microseconds=event.at_us)
         consumed = event.state == "consumed"
         self._outcomes.record_outcome(
             Outcome(
@@ -102,13 +111,3 @@ class SinkReports:
         )
         if not await self._outcomes.wait_flushed(self._outcomes.recorded, wait_s=_FLUSH_S):
             raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "the outcome could not be stored yet")
-
-
-async def _answered(session: WriteSession, event: SinkEvent) -> UUID | None:
-    """The decision that answered with this sink. The worker knows the one that ordered the bytes,
-    which is another where that request died and a later one found them there."""
-    option_id = option_of(event.session_id or "")
-    found = await claim_find(session, option_id) if option_id is not None else None
-    if found is None or not found.consumed or found.tenant != event.tenant:
-        return None
-    return found.decision_id

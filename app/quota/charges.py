@@ -139,7 +139,12 @@ async def settle(
 ) -> None:
     """The movement is over: the payload stays charged until `expires_at`, the transfer does not."""
     kept = await settle_movement(
-        session, tenant, transfer_id=transfer_id, payload_id=payload_id, expires_at=expires_at
+        session,
+        tenant,
+        transfer_id=transfer_id,
+        payload_id=payload_id,
+        now=now,
+        expires_at=expires_at,
     )
     if not kept:
         # It had expired meanwhile; what is held is charged all the same.
@@ -154,12 +159,17 @@ async def release(
     tenant: str,
     charge_id: str,
     kind: ChargeKind = ChargeKind.PAYLOAD,
+    *,
+    worker: str | None = None,
 ) -> bool:
-    """Give a charge back; False when there is none (any more), which changes nothing."""
+    """Give a charge back; False when there is none (any more), which changes nothing.
+
+    With `worker`, only one for what that worker holds.
+    """
     held = await lock_tenant(session, tenant)
     if held is None:
         return False
-    freed = await delete_charge(session, tenant, kind, charge_id)
+    freed = await delete_charge(session, tenant, kind, charge_id, worker=worker)
     if freed is None:
         return False
     await set_tenant(session, tenant, held.minus(freed))

@@ -55,6 +55,7 @@ _DELETE_CHARGE = text(
     WITH gone AS (
         DELETE FROM quota_charge
         WHERE tenant = :tenant AND kind = :kind AND charge_id = :charge_id
+          AND (CAST(:worker AS text) IS NULL OR worker = CAST(:worker AS text))
         RETURNING kind, payload_bytes, entries
     )
     SELECT {_SUMS} FROM gone HAVING count(*) > 0
@@ -96,7 +97,9 @@ _REPEAT_CHARGE = text(
     SET expires_at = CASE
             WHEN expires_at IS NULL OR CAST(:expires_at AS timestamptz) IS NULL THEN NULL
             ELSE greatest(expires_at, CAST(:expires_at AS timestamptz)) END,
-        worker = coalesce(CAST(:worker AS text), worker)
+        worker = coalesce(CAST(:worker AS text), worker),
+        -- What is asked for again is there again: a worker lost what was charged before its start.
+        created_at = greatest(created_at, CAST(:created_at AS timestamptz))
     WHERE tenant = :tenant AND kind = :kind AND charge_id = :charge_id
     RETURNING charge_id
     """
@@ -155,7 +158,10 @@ _SETTLE_MOVEMENT = text(
           AND kind = 'transfer' AND charge_id = :transfer_id
         RETURNING entries
     ), kept AS (
-        UPDATE quota_charge SET expires_at = CAST(:expires_at AS timestamptz) FROM held
+        UPDATE quota_charge SET
+            expires_at = CAST(:expires_at AS timestamptz),
+            created_at = greatest(created_at, CAST(:now AS timestamptz))
+        FROM held
         WHERE quota_charge.tenant = held.tenant AND kind = 'payload' AND charge_id = :payload_id
         RETURNING charge_id
     ), less AS (
@@ -197,10 +203,15 @@ async def delete_expired(session: WriteSession, tenant: str, now: datetime) -> Q
 
 
 async def delete_charge(
-    session: WriteSession, tenant: str, kind: ChargeKind, charge_id: str
+    session: WriteSession,
+    tenant: str,
+    kind: ChargeKind,
+    charge_id: str,
+    *,
+    worker: str | None = None,
 ) -> QuotaUsage | None:
     """Delete one charge of a locked tenant; what it had held, None when there is none."""
-    where = {"tenant": tenant, "kind": kind.value, "charge_id": charge_id}
+    where = {"tenant": tenant, "kind": kind.value, "charge_id": charge_id, "worker": worker}
     row = (await session.execute(_DELETE_CHARGE, where)).one_or_none()
     return None if row is None else QuotaUsage(*row)
 
@@ -228,6 +239,7 @@ async def repeat_charge(session: WriteSession, new: NewCharge) -> bool:
             "kind": new.kind.value,
             "charge_id": new.charge_id,
             "worker": new.worker,
+            "created_at": new.created_at,
             "expires_at": new.expires_at,
         },
     )
@@ -300,6 +312,7 @@ async def settle_movement(
     *,
     transfer_id: str,
     payload_id: str,
+    now: datetime,
     expires_at: datetime | None,
 ) -> bool:
     """Give the transfer's charge back and keep the payload's; False when that is gone already."""
@@ -309,6 +322,7 @@ async def settle_movement(
             "tenant": tenant,
             "transfer_id": transfer_id,
             "payload_id": payload_id,
+            "now": now,
             "expires_at": expires_at,
         },
     )

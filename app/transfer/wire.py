@@ -16,17 +16,23 @@ WORKER_SCHEMA: Final = "nexuskv.worker.v1"
 SINK_NAMESPACE: Final = "nexuskv.worker-sink.v1"
 CHECKSUM_HEADER: Final = "x-nexuskv-xxh3-128"
 
+_HEX = "[0-9a-f]"
+_UUID = f"^{_HEX}{{8}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{4}}-{_HEX}{{12}}$(?!\n)"
 # Part of a locator (`node://WORKER/state/PAYLOAD`) and of URLs: nothing that needs an escape.
-WorkerName = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)]
-PayloadId = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,254}$", max_length=255)]
-SinkId = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$", max_length=128)]
-SessionId = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)]
-Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{32}$", max_length=32)]
-EventId = Annotated[str, Meta(pattern="^[0-9a-f-]{36}$", max_length=36)]
+WorkerName = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)", max_length=128)
+]
+PayloadId = Annotated[
+    str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,254}$(?!\n)", max_length=255)
+]
+SinkId = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._~-]{0,127}$(?!\n)", max_length=128)]
+SessionId = Annotated[str, Meta(pattern="^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$(?!\n)", max_length=128)]
+Checksum = Annotated[str, Meta(pattern="^[0-9a-f]{32}$(?!\n)", max_length=32)]
+EventId = Annotated[str, Meta(pattern=_UUID, max_length=36)]
 Generation = Annotated[int, Meta(ge=0, le=MAX_U32)]
 # http://host:port, and host:port; the API checks the host against its allow-list as well.
-WorkerUrl = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$", max_length=512)]
-HostPort = Annotated[str, Meta(pattern=r"^[^/?#@\s]+:[0-9]{1,5}$", max_length=512)]
+WorkerUrl = Annotated[str, Meta(pattern=r"^https?://[^/?#@\s]+$(?!\n)", max_length=512)]
+HostPort = Annotated[str, Meta(pattern=r"^[^/?#@\s]+:[0-9]{1,5}$(?!\n)", max_length=512)]
 
 
 class PayloadFacts(Struct, frozen=True):

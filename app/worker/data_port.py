@@ -147,7 +147,8 @@ class DataPort:
 
     def _answer(self, connection: socket.socket) -> None:
         try:
-            request = receive_header(connection, FetchRequest)
+            left_s = Deadline(self._clock, REQUEST_S).left_s
+            request = receive_header(connection, FetchRequest, left_s)
             grant = self._keys.verify(
                 request.token, worker=self._node, now_s=self._clock.now_us() // 1_000_000
             )

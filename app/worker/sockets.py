@@ -6,6 +6,7 @@ non-blocking, and `sendfile` and `recv_into` would then need a poll before every
 
 import socket
 import struct
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
@@ -45,12 +46,19 @@ def receive_some(connection: socket.socket, view: memoryview) -> int:
         raise StepTimeoutError("nothing arrived in time") from None
 
 
-def receive_exactly(connection: socket.socket, count: int) -> bytes:
-    """`count` bytes, fewer only at the end of the connection. Raises OSError."""
+def receive_exactly(
+    connection: socket.socket, count: int, left_s: Callable[[], float] | None = None
+) -> bytes:
+    """`count` bytes, fewer only at the end of the connection. Raises OSError.
+
+    `left_s` bounds them all together: who sends a byte now and then holds no thread for long.
+    """
     found = bytearray(count)
     place = 0
     with memoryview(found) as view:
         while place < count:
+            if left_s is not None:
+                bound_steps(connection, left_s())
             came = receive_some(connection, view[place:])
             if came == 0:
                 break
@@ -58,10 +66,12 @@ def receive_exactly(connection: socket.socket, count: int) -> bytes:
     return bytes(found[:place])
 
 
-def receive_header(connection: socket.socket, kind: type[T]) -> T:
-    """The next frame's header. Raises FrameError, OSError."""
-    length = header_bytes(receive_exactly(connection, PREFIX_BYTES))
-    return parse_header(receive_exactly(connection, length), kind)
+def receive_header(
+    connection: socket.socket, kind: type[T], left_s: Callable[[], float] | None = None
+) -> T:
+    """The next frame's header. Raises FrameError, OSError, and whatever `left_s` raises."""
+    length = header_bytes(receive_exactly(connection, PREFIX_BYTES, left_s))
+    return parse_header(receive_exactly(connection, length, left_s), kind)
 
 
 def send_all(connection: socket.socket, data: bytes) -> None:

@@ -17,6 +17,7 @@ from app.quota.charges import (
     release,
     release_payloads,
     release_worker,
+    settle,
     usage,
 )
 from app.quota.decision import ChargeKind, QuotaLimit, QuotaUsage, QuotaVerdict, decide
@@ -205,6 +206,22 @@ async def test_what_a_new_process_of_a_worker_holds_stays_charged(held, database
             assert await release_worker(session, "node-a", since) == released
     assert await held.usage() == QuotaUsage(KIB, 1, 0)
     assert await held.release("after")
+
+
+async def test_what_is_brought_again_to_a_new_process_stays_charged(held, database) -> None:
+    """A late report of a loss frees what the old process held, not what was repeated since."""
+    since = NOW + timedelta(seconds=10)
+    for charge_id in ("repeated", "settled", "lost"):
+        await held.charge(charge_id, KIB, worker="node-a", expires_at=since + timedelta(hours=1))
+    await held.charge("repeated", KIB, worker="node-a", now=since)
+    async with database.write() as session:
+        await settle(
+            session, TEN_ENTRIES, "acme", transfer_id="none", payload_id="settled",
+            payload_bytes=KIB, worker="node-a", now=since, expires_at=None,
+        )  # fmt: skip
+    async with database.write() as session:
+        assert await release_worker(session, "node-a", since) == 1
+    assert await held.usage() == QuotaUsage(2 * KIB, 2, 0)
 
 
 async def test_payloads_that_are_gone_are_given_back_whoevers_they_are(held, database) -> None:
