@@ -313,26 +313,14 @@ def test_a_payload_that_changes_while_it_is_read_arrives_as_it_was(
     assert_physical(story, under_way.end(), sink)
 
 
-def test_a_sink_that_expires_meanwhile_is_filled_first(under_way: UnderWay) -> None:
-    story = under_way.story
-    sink = under_way.start(ttl_s=1)
-    witness = story.sink(payload_bytes=1, ttl_s=1)
-    until(lambda: story.target.sink_facts(witness)["state"] == "expired", "the time is over")
-    assert story.target.sink_facts(sink)["state"] == "filling"
-    answer = under_way.end()
-    assert answer.json()["bytes_transferred"] == BIG_BYTES
-    found = story.history(answer, ["completed", "expired"])
-    assert found["outcomes"][1]["fallback_reason"] == POLICY
-    assert story.charged() == NOTHING
-
-
 def test_a_sink_that_is_discarded_meanwhile_stops_the_transfer(under_way: UnderWay) -> None:
     story = under_way.story
     story.target.finish(under_way.start(), "discard")
     answer = under_way.end()
     assert error_code(answer) == (503, "materialization_unavailable")
-    found = story.history(answer, ["fell_back", "discarded"])
-    assert not any(one["physical"] for one in found["outcomes"])
+    # Nothing was answered with this sink, so what became of it is no outcome of its own.
+    found = story.history(answer, ["fell_back"])
+    assert not found["outcomes"][0]["physical"]
     assert story.charged() == NOTHING
     again = story.sink()
     assert_physical(story, story.materialize(under_way.option, again), again)
