@@ -84,6 +84,7 @@ class RegisteredState:
         "rule",
         "scope",
         "state_id",
+        "tier",
         "unit_tokens",
     )
 
@@ -98,6 +99,8 @@ class RegisteredState:
         self.evidence_class = evidence_class
         self.order = order
         self.registered_us = row.registered_us
+        # As plain text: an enum's member is hashed by a call.
+        self.tier: str = registration.entry.location.tier.value
         # (worker, payload id) where the state lies on a worker.
         self.payload = parse_locator(registration.entry.location.locator)
         self.rule: ReuseRule = reuse_rule(key.semantic_type)

@@ -127,7 +127,7 @@ class Lookup:
         self._policies = policies
         self._directory = directory
         self._read_under: ActivePolicy | None = None
-        self._readable: frozenset[TierKind] = frozenset()
+        self._readable: frozenset[str] = frozenset()
         self._clock = clock
         self._ids = ids
         self._max_candidates = max_candidates
@@ -200,7 +200,7 @@ class Lookup:
     def _reach(self, candidate: Candidate) -> Mismatch | None:
         """What keeps a compatible state from being brought; None when nothing is known to."""
         state = candidate.state
-        if state.entry.location.tier not in self._readable:
+        if state.tier not in self._readable:
             return _TIER_DENIED
         if state.payload is not None:
             worker, payload_id = state.payload
@@ -259,10 +259,10 @@ class Lookup:
         )
 
 
-def readable_tiers(policy: ExecutionPolicy) -> frozenset[TierKind]:
-    """The tiers from which the policy lets some backend read."""
+def readable_tiers(policy: ExecutionPolicy) -> frozenset[str]:
+    """The tiers, as plain text, from which the policy lets some backend read."""
     return frozenset(
-        tier
+        tier.value
         for tier in TierKind
         if any(denial(policy, backend, source_tier=tier) is None for backend in TransferBackend)
     )
