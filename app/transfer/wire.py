@@ -122,7 +122,8 @@ class NewTransfer(Struct, frozen=True, forbid_unknown_fields=True):
     target_payload_id: PayloadId | None = None
     engine_id: Name | None = None
     engine_generation: Generation | None = None
-    # Comes back in the events about the sink, so that the API can find the decision.
+    # Comes back in the events about the sink, for who reads them. The API goes by the session:
+    # anyone with a token may write here what it likes.
     decision_id: EventId | None = None
     wait_s: Annotated[float, Meta(ge=0, le=600)] = 30.0
     deadline_s: Annotated[float, Meta(gt=0, le=600)] = 30.0
