@@ -8,21 +8,33 @@ component counts anyway is left there; both become series only when they are scr
 from bisect import bisect_left
 from collections.abc import Callable, Iterable, Mapping
 from itertools import accumulate
-from typing import Final, Literal, NamedTuple, Protocol
+from typing import Final, Literal
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, Info
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 from prometheus_client.metrics_core import (
     CounterMetricFamily,
-    GaugeMetricFamily,
     HistogramMetricFamily,
     Metric,
 )
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
-from prometheus_client.registry import Collector
 
 from app.errors import ErrorCode
+from app.scraped_metrics import (
+    DecisionCounters,
+    PipelineCounts,
+    PolicyCounts,
+    PolicyGauges,
+    Scraped,
+    WorkerCalls,
+    decision_families,
+    index_families,
+    pipeline_families,
+    policy_families,
+    sink_families,
+    worker_families,
+)
 
 Operation = Literal["lookup", "estimate", "materialize"]
 LookupResult = Literal["hit", "miss", "unknown", "unavailable", "excluded"]
@@ -44,43 +56,6 @@ _LATENCY_BUCKETS_S = (
 _OPENMETRICS = "application/openmetrics-text"
 
 
-class DecisionCounters(Protocol):
-    """What the decision writer counts of itself."""
-
-    @property
-    def recorded(self) -> int: ...
-    @property
-    def stored(self) -> int: ...
-    @property
-    def pending(self) -> int: ...
-    @property
-    def pending_bytes(self) -> int: ...
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """Rows lost so far by reason, a closed set."""
-
-
-class WorkerCalls(Protocol):
-    """What the client of workers counts of itself."""
-
-    @property
-    def calls(self) -> Mapping[tuple[str, str], int]:
-        """Calls by operation and result, both of closed sets."""
-
-    @property
-    def retried(self) -> int: ...
-    @property
-    def cancels_dropped(self) -> int: ...
-
-
-class PolicyGauges(NamedTuple):
-    """`number` is 0 for the file that the process was given."""
-
-    number: int
-    stale_s: float
-    faulted: bool
-
-
 class Metrics:
     """The registry of one app, and what its requests are counted with."""
 
@@ -93,7 +68,7 @@ class Metrics:
         }
         self._latency = {operation: _Latency() for operation in OPERATIONS}
         self._lookups: dict[LookupResult, int] = dict.fromkeys(LOOKUP_RESULTS, 0)
-        registry.register(_Scraped(self._bridge_families))
+        registry.register(Scraped(self._bridge_families))
         registrations = Counter(
             "nexuskv_state_registrations",
             "Entries sent for registration, by what became of them.",
@@ -128,19 +103,6 @@ class Metrics:
             buckets=_LATENCY_BUCKETS_S,
             registry=registry,
         )
-        self._executions = Counter(
-            "nexuskv_executions",
-            "Materialize, prefetch and store by what became of them: `completed` (bytes verified), "
-            "`registered` (protocol only), or the reason of their fallback.",
-            ["kind", "result"],
-            registry=registry,
-        )
-        self._moved_bytes = Counter(
-            "nexuskv_moved_bytes",
-            "Bytes that a worker verified at their destination.",
-            ["kind"],
-            registry=registry,
-        )
         ProcessCollector(registry=registry)
 
     def observe_bridge(
@@ -167,20 +129,23 @@ class Metrics:
 
     def watch_index(self, stats: Callable[[], Mapping[str, int]]) -> None:
         """Read `entries`, `blocks`, `scopes` and `memory_bytes` from `stats` at each scrape."""
-        self.registry.register(_Scraped(lambda: _index_families(stats())))
+        self.registry.register(Scraped(lambda: index_families(stats())))
 
     def watch_decisions(self, counters: DecisionCounters) -> None:
         """Read the decision writer's own counters at each scrape."""
-        self.registry.register(_Scraped(lambda: _decision_families(counters)))
+        self.registry.register(Scraped(lambda: decision_families(counters)))
 
-    def watch_policy(self, status: Callable[[], PolicyGauges]) -> None:
+    def watch_policy(self, status: Callable[[], PolicyGauges], counts: PolicyCounts) -> None:
         """Read which policy is in force, and how sure that is, at each scrape."""
-        self.registry.register(_Scraped(lambda: _policy_families(status())))
+        self.registry.register(Scraped(lambda: policy_families(status(), counts)))
 
-    def count_execution(self, kind: str, result: str, bytes_transferred: int) -> None:
-        """Count one executed or refused movement; both labels are members of closed enums."""
-        self._executions.labels(kind, result).inc()
-        self._moved_bytes.labels(kind).inc(bytes_transferred)
+    def watch_pipeline(self, counts: PipelineCounts) -> None:
+        """Read what the pipeline chose, charged and moved at each scrape."""
+        self.registry.register(Scraped(lambda: pipeline_families(counts)))
+
+    def watch_sink_reports(self, reports: Mapping[tuple[str, ...], int]) -> None:
+        """Read how many reports of sinks came, by state and by what was made of them."""
+        self.registry.register(Scraped(lambda: sink_families(reports)))
 
     def watch_workers(
         self,
@@ -189,7 +154,7 @@ class Metrics:
         calls: WorkerCalls,
     ) -> None:
         """Read how many workers there are, their heartbeats and our calls at each scrape."""
-        self.registry.register(_Scraped(lambda: _worker_families(counts(), heartbeats, calls)))
+        self.registry.register(Scraped(lambda: worker_families(counts(), heartbeats, calls)))
 
     def render(self, accept: str | None = None) -> tuple[str, bytes]:
         """Return (content type, text): OpenMetrics for a scraper that accepts it."""
@@ -249,101 +214,3 @@ class _Latency:
             (bound, float(count))
             for bound, count in zip(bounds, accumulate(self._counts), strict=True)
         ]
-
-
-class _Scraped(Collector):
-    """Metrics made at scrape time from what a component counts anyway."""
-
-    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterable[Metric]:
-        return self._families()
-
-    def describe(self) -> Iterable[Metric]:
-        """Nothing: registering must not read a component that may not have started yet."""
-        return ()
-
-
-def _policy_families(status: PolicyGauges) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "nexuskv_policy_number",
-        "Number of the policy in force; 0 for the file that the process was given.",
-        value=status.number,
-    )
-    yield GaugeMetricFamily(
-        "nexuskv_policy_stale_seconds",
-        "Time since the database was last asked which policy is active.",
-        value=status.stale_s,
-    )
-    yield GaugeMetricFamily(
-        "nexuskv_policy_faulted",
-        "1 while the latest activation cannot come into force, else 0.",
-        value=float(status.faulted),
-    )
-
-
-def _index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
-    for key, help_text in (
-        ("entries", "States in the index."),
-        ("blocks", "Distinct token blocks in the index."),
-        ("scopes", "Isolated scopes (tenant, namespace, model and so on) in the index."),
-        ("memory_bytes", "Memory that the index holds."),
-    ):
-        yield GaugeMetricFamily(f"nexuskv_index_{key}", help_text, value=stats[key])
-
-
-def _decision_families(counters: DecisionCounters) -> Iterable[Metric]:
-    yield CounterMetricFamily(
-        "nexuskv_decisions_recorded", "Decisions and outcomes made here.", value=counters.recorded
-    )
-    yield CounterMetricFamily(
-        "nexuskv_decisions_stored", "Decisions and outcomes now in Postgres.", value=counters.stored
-    )
-    lost = CounterMetricFamily(
-        "nexuskv_decisions_lost", "Decisions and outcomes lost, by reason.", labels=["reason"]
-    )
-    for reason, rows in counters.lost.items():
-        lost.add_metric([str(reason)], rows)
-    yield lost
-    yield GaugeMetricFamily(
-        "nexuskv_decisions_queued", "Rows that wait for storage.", value=counters.pending
-    )
-    yield GaugeMetricFamily(
-        "nexuskv_decisions_queued_bytes",
-        "Approximate memory of the rows that wait.",
-        value=counters.pending_bytes,
-    )
-
-
-def _worker_families(
-    counts: Mapping[str, int], heartbeats: Mapping[str, int], calls: WorkerCalls
-) -> Iterable[Metric]:
-    workers = GaugeMetricFamily(
-        "nexuskv_workers", "Registered workers, by whether they are heard.", labels=["status"]
-    )
-    for status, count in counts.items():
-        workers.add_metric([status], count)
-    yield workers
-    beats = CounterMetricFamily(
-        "nexuskv_worker_heartbeats", "Heartbeats, by what became of them.", labels=["result"]
-    )
-    for result, count in heartbeats.items():
-        beats.add_metric([result], count)
-    yield beats
-    asked = CounterMetricFamily(
-        "nexuskv_worker_calls",
-        "Calls of workers by `ok` or the kind of fault.",
-        labels=["operation", "result"],
-    )
-    for (operation, result), count in calls.calls.items():
-        asked.add_metric([operation, result], count)
-    yield asked
-    yield CounterMetricFamily(
-        "nexuskv_worker_call_retries", "Attempts beyond a call's first.", value=calls.retried
-    )
-    yield CounterMetricFamily(
-        "nexuskv_worker_cancels_dropped",
-        "Cancellations given up because too many were under way.",
-        value=calls.cancels_dropped,
-    )

@@ -36,11 +36,13 @@ from app.lifecycle.observe import Observer
 from app.lifecycle.register import StateIntake
 from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
-from app.metrics import Metrics, PolicyGauges
+from app.lifecycle.tally import Tally
+from app.metrics import Metrics
 from app.planner.cost import ReferenceProfile
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from app.policy.store import PolicyStore
+from app.scraped_metrics import PolicyGauges
 from app.settings import Settings
 from app.topology.directory import WorkerDirectory
 from app.topology.hosts import HostAllowList
@@ -108,7 +110,9 @@ class Services:
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch_index(self.index.stats)
         self.metrics.watch_decisions(self.writer)
-        self.metrics.watch_policy(self._policy_gauges)
+        self.metrics.watch_policy(self._policy_gauges, self.policies)
+        self.metrics.watch_pipeline(self.tally)
+        self.metrics.watch_sink_reports(self.sink_reports.results)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
 
     def _make_workers(self) -> None:
@@ -123,12 +127,14 @@ class Services:
         )
         self.sink_reports = SinkReports(self.database, self.writer, self.clock)
         self.steps = Steps()
+        self.tally = Tally()
         self.worker_intake = WorkerIntake(
             self.database,
             self.workers,
             HostAllowList(settings.worker_hosts),
             self.clock,
             silence_s=settings.worker_silence_s,
+            lost_s=settings.worker_lost_s,
             on_sink_event=self.sink_reports.take,
             on_gone=self.sink_reports.gone,
             on_new_instance=self.sink_reports.lost,
@@ -156,7 +162,7 @@ class Services:
             self.index,
             clock=self.clock,
             ids=self.ids,
-            count=self.metrics.count_execution,
+            tally=self.tally,
         )
         self.estimate = Estimate(
             self.database,
@@ -206,7 +212,10 @@ class Services:
     def _policy_gauges(self) -> PolicyGauges:
         status = self.policy_provider.status()
         return PolicyGauges(
-            self.policy_provider.current.number or 0, status.stale_s, status.fault is not None
+            self.policy_provider.current.number or 0,
+            status.stale_s,
+            status.fault is not None,
+            self.policy_provider.changes,
         )
 
     async def start(self) -> None:
@@ -248,6 +257,7 @@ class Services:
         await self.policy_provider.wait_loaded()
         self._spawn(self._maintain_partitions(), "partitions")
         self._spawn(self._forget_claims(), "claims")
+        self._spawn(self.worker_intake.watch_lost(), "lost workers")
         self.loaded.set()
 
     async def _hash_secret(self) -> bytes:

@@ -12,6 +12,7 @@ _ROOT = Path(__file__).resolve().parent.parent
 # Hosts of this machine: a worker elsewhere has to be named.
 DEFAULT_WORKER_HOSTS = ("127.0.0.0/8", "::1", "localhost")
 DEFAULT_WORKER_SILENCE_S = 5.0
+DEFAULT_WORKER_LOST_S = 3_600.0
 DEFAULT_DEADLINE_S = 8.0
 # A transfer ends before its claim does, so that no second one is begun beside it.
 CLAIM_SLACK_S = 2.0
@@ -47,3 +48,5 @@ class Settings:
     worker_hosts: tuple[str, ...] = DEFAULT_WORKER_HOSTS
     # A worker that was not heard for this long is unavailable.
     worker_silence_s: float = DEFAULT_WORKER_SILENCE_S
+    # What one that was silent for this long held is charged to nobody any more.
+    worker_lost_s: float = DEFAULT_WORKER_LOST_S

@@ -7,12 +7,11 @@ workers and the client share the machine. Every answer must be physical; bytes a
 import asyncio
 import json
 import os
-import resource
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
@@ -20,19 +19,7 @@ from typing import Any
 import httpx
 
 from app.clock import SystemClock
-from app.contract.enums import (
-    Disposition,
-    MaterializationCapability,
-    TierKind,
-    TransferBackend,
-)
-from app.contract.registration import parse_registration
 from app.db.embedded import EmbeddedPostgres
-from app.execution import catalog
-from app.execution.catalog import BackendRegistration, Order, select
-from app.lifecycle.lookup import readable_tiers
-from app.lifecycle.placing import sink_on
-from app.policy.document import load_policy
 from app.transfer.tokens import Direction, Grant, TokenKeys
 from app.transfer.wire import SINK_NAMESPACE
 from benchmarks.report import Bar, Report
@@ -232,69 +219,3 @@ def running(command: list[str], env: dict[str, str]) -> Iterator[int]:
     finally:
         process.terminate()
         process.wait(timeout=60)
-
-
-def measure_policy(report: Report, _rounds: int) -> None:
-    """CPU that policy evaluation adds to one lookup and to one estimate, by getrusage."""
-    entry = parse_registration(registration(0, TOKENS)).entry
-    order = Order(
-        action=Disposition.MATERIALIZE,
-        source_tier=TierKind.HOST_DRAM,
-        target=sink_on("wb", "s"),
-        descriptor=entry.descriptor,
-        capability=MaterializationCapability.FULL,
-    )
-    offers = [
-        BackendRegistration(f"wb/{backend}", backend, frozenset(Disposition))
-        for backend in (TransferBackend.BASELINE_TRANSPORT, TransferBackend.STAGED_COPY)
-    ]
-    worst_us, lookup_us = 0.0, 0.0
-    for path in sorted(POLICIES.glob("*.yaml")):
-        policy = load_policy(path.read_bytes())
-        whole_us = cpu_us(lambda policy=policy: select(offers, order, policy))
-        with without_policy():
-            bare_us = cpu_us(lambda policy=policy: select(offers, order, policy))
-        readable = readable_tiers(policy)
-        tier_us = cpu_us(lambda readable=readable: TierKind.HOST_DRAM in readable)
-        adds_us = whole_us - bare_us
-        report.rows.append(
-            {
-                "what": f"policy {path.stem}",
-                "choice_us": whole_us,
-                "without_policy_us": bare_us,
-                "adds_to_an_estimate_us": adds_us,
-                "adds_to_a_lookup_us": tier_us,
-            }
-        )
-        worst_us, lookup_us = max(worst_us, adds_us), max(lookup_us, tier_us)
-    report.bars.append(Bar("policy: CPU added to an estimate", worst_us, "us", 5, False))
-    report.bars.append(Bar("policy: CPU added to a lookup", lookup_us, "us", 5, False))
-
-
-@contextmanager
-def without_policy() -> Iterator[None]:
-    """The choice with every question to the policy answered at once."""
-    asked = ("denial", "priority", "may_degrade")
-    kept = {name: getattr(catalog, name) for name in asked}
-    catalog.denial = lambda *_, **__: None
-    catalog.priority = lambda *_: 0
-    catalog.may_degrade = lambda *_: True
-    try:
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(catalog, name, function)
-
-
-def cpu_us(work: Callable[[], Any]) -> float:
-    """Microseconds of CPU a call; the least of five runs, since the machine is shared."""
-    assert work() is not None
-    found = []
-    for _ in range(5):
-        before = resource.getrusage(resource.RUSAGE_SELF)
-        for _ in range(CALLS // 5):
-            work()
-        after = resource.getrusage(resource.RUSAGE_SELF)
-        spent_s = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
-        found.append(spent_s / (CALLS // 5) * 1e6)
-    return min(found)

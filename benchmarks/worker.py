@@ -27,7 +27,8 @@ import httpx
 
 from app.clock import SystemClock
 from app.transfer.tokens import Direction, Grant, TokenKeys
-from benchmarks.materialize import measure_materialize, measure_policy
+from benchmarks.materialize import measure_materialize
+from benchmarks.policy import measure_policy
 from benchmarks.report import Bar, Report
 
 PAYLOAD_BYTES = 64 * 1024 * 1024
@@ -76,7 +77,17 @@ class Node:
                 "worker": source.node,
                 "payload_id": "p",
                 "data_address": source.data_address,
-                "token": signed(Grant(source.node, TENANT, D.FETCH, "p")),
+                "token": signed(
+                    Grant(
+                        source.node,
+                        TENANT,
+                        D.FETCH,
+                        "p",
+                        sink_id,
+                        target_worker=self.node,
+                        data_address=source.data_address,
+                    )
+                ),
             },
             "backend": "baseline_transport",
             "target_sink_id": sink_id,

@@ -150,7 +150,7 @@ async def validate_policy(request: Request, _: PoliciesWriter, services: Service
     """Every finding and every warning at once; a document that is not valid is an answer, too."""
     _require_document(request)
     try:
-        policy = await services.policies.read(await request.body())
+        policy = await services.policies.check(await request.body())
     except NexusError as error:
         if error.code is ErrorCode.REQUEST_TOO_LARGE:
             raise

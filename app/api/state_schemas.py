@@ -30,7 +30,8 @@ class StateBatch(BaseModel):
             min_length=1,
             max_length=MAX_BATCH_ENTRIES,
             description="Each `{reuse_key, entry, validation}` of nexuskv.contract.v1; see "
-            "`openapi/state_contract.v1.json`.",
+            "`openapi/state_contract.v1.json`. A payload in the memory of a worker has the "
+            "`location.locator` `node://WORKER/state/PAYLOAD`.",
         ),
     ]
 
@@ -101,7 +102,10 @@ class StateView(BaseModel):
     engine_family: str
     semantic_type: str
     tier: str
-    locator: str
+    locator: str = Field(
+        description="`node://WORKER/state/PAYLOAD` for a payload in the memory of a worker.",
+        examples=["node://node-a/state/system-prompt"],
+    )
     token_count: int
     created_at: datetime
     updated_at: datetime

@@ -21,7 +21,8 @@ class TransferRequestBody(BaseModel):
 
     transfer_id: TransferId = Field(
         description="Chosen by the caller, unique in its tenant. The same request again is the "
-        "same transfer: it is joined, answered again, or, where it failed, tried again."
+        "same transfer: it is joined, answered again, or, where it failed or its copy is gone, "
+        "tried again."
     )
     action: Literal["prefetch", "store"] = Field(
         description="`prefetch` brings a copy nearer to its use, `store` puts one where it "
@@ -43,7 +44,7 @@ class TransferRequestBody(BaseModel):
 
 
 class TransferView(BaseModel):
-    """A transfer. `completed` means that the target worker verified every byte."""
+    """A transfer. `completed` means that the target worker verified every byte, then."""
 
     transfer_id: str
     tenant: str
@@ -54,7 +55,15 @@ class TransferView(BaseModel):
     decision_id: UUID = Field(description="The decision of the latest attempt.")
     created_at: datetime
     updated_at: datetime
-    locator: str | None = Field(description="Where the copy is; null before it is there.")
+    locator: str | None = Field(
+        description="Where the copy is, as `node://WORKER/state/PAYLOAD`; null before it is there.",
+        examples=["node://node-b/state/system-prompt"],
+    )
+    copy_present: bool | None = Field(
+        description="Whether the copy was at the target when this was answered; false when it was "
+        "gone and not brought again, null when nobody asked its worker (GET and DELETE do not), or "
+        "it could not be asked."
+    )
     bytes_transferred: int
     backend: str | None = Field(description="Who carried it out, or tried to.")
     degraded: bool

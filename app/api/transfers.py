@@ -65,7 +65,8 @@ async def begin_transfer(
     services: ServicesDep,
 ) -> TransferView:
     """Carry the transfer out and answer at its end. A transfer that fell back is an answer too:
-    its status says so, and the same request may be sent again."""
+    its status says so, and the same request may be sent again. One that completed before is carried
+    out anew when its copy is gone from the target."""
     require_tenant(principal, body.tenant)
     trace = trace_of(request.scope["headers"])
     caller = Caller(principal, trace.trace_id if trace else None, services.clock.monotonic_us())
@@ -78,10 +79,10 @@ async def begin_transfer(
         payload_id=body.payload_id,
         backend=body.backend,
     )
-    found = await services.move.run(asked, caller)
-    if found.status in RUNNING:
+    moved = await services.move.run(asked, caller)
+    if moved.transfer.status in RUNNING:
         response.status_code = 202
-    return _view(found)
+    return _view(moved.transfer, moved.copy_present)
 
 
 async def get_transfer(
@@ -90,7 +91,8 @@ async def get_transfer(
     principal: TransfersWriter,
     services: ServicesDep,
 ) -> TransferView:
-    """The transfer as it stands. Transfers are kept for a week after their last change."""
+    """The transfer as it ended or stands; nobody asks its worker. Transfers are kept for a week
+    after their last change."""
     require_tenant(principal, tenant)
     return _view(await services.move.get(tenant, transfer_id))
 
@@ -117,7 +119,7 @@ async def cancel_transfer(
     return _view(found)
 
 
-def _view(found: StoredTransfer) -> TransferView:
+def _view(found: StoredTransfer, copy_present: bool | None = None) -> TransferView:
     asked, end = found.asked, found.end
     result = end.result if end else None
     return TransferView(
@@ -131,6 +133,7 @@ def _view(found: StoredTransfer) -> TransferView:
         created_at=found.created_at,
         updated_at=found.updated_at,
         locator=end.locator if end else None,
+        copy_present=copy_present,
         bytes_transferred=end.bytes_transferred if end else 0,
         backend=result.backend_name if result else None,
         degraded=result.degraded if result else False,

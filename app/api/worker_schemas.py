@@ -71,7 +71,7 @@ class HeartbeatTaken(BaseModel):
 
 
 class IssuedDirection(StrEnum):
-    """What a token for a caller can allow; registration and fetching are the machinery's own."""
+    """What a token for a caller can allow; registration is the workers' own."""
 
     PUT_PAYLOAD = "put_payload"
     GET_PAYLOAD = "get_payload"
@@ -80,6 +80,7 @@ class IssuedDirection(StrEnum):
     READ_SINK = "read_sink"
     FINISH_SINK = "finish_sink"
     TRANSFER = "transfer"
+    FETCH = "fetch"
 
 
 class TokenRequest(BaseModel):
@@ -87,6 +88,10 @@ class TokenRequest(BaseModel):
 
     `put_payload`, `get_payload` and `delete_payload` need a payload, `read_sink` and `finish_sink`
     a sink, `transfer` a payload and may have a sink, `create_sink` takes neither.
+
+    `fetch` goes into the order of a transfer from another worker: `worker` is the source then,
+    `target_worker` the worker that gets the order, and either `sink_id` or `target_payload_id` is
+    the target there. The token vouches for the source's data address as it is known now.
     """
 
     model_config = ConfigDict(extra="forbid")
@@ -96,11 +101,16 @@ class TokenRequest(BaseModel):
     direction: IssuedDirection
     payload_id: PayloadId | None = None
     sink_id: SinkId | None = None
+    target_worker: WorkerName | None = None
+    target_payload_id: PayloadId | None = None
     ttl_s: int = Field(60, ge=1, le=MAX_TOKEN_TTL_S, strict=True, description="How long it lives.")
 
 
 class WorkerToken(BaseModel):
-    """A token, and where to use it: `Authorization: Bearer TOKEN` at `url`."""
+    """A token, and where to use it: `Authorization: Bearer TOKEN` at `url`.
+
+    One of `fetch` goes into an order's source, as `token`, with the `data_address` beside it.
+    """
 
     token: str
     expires_at: datetime

@@ -36,10 +36,13 @@ _NEEDS_PAYLOAD: Final = frozenset(
         IssuedDirection.GET_PAYLOAD,
         IssuedDirection.DELETE_PAYLOAD,
         IssuedDirection.TRANSFER,
+        IssuedDirection.FETCH,
     }
 )
 _NEEDS_SINK: Final = frozenset({IssuedDirection.READ_SINK, IssuedDirection.FINISH_SINK})
-_TAKES_SINK: Final = _NEEDS_SINK | {IssuedDirection.TRANSFER}
+_FETCH: Final = frozenset({IssuedDirection.FETCH})
+_NONE: Final[frozenset[IssuedDirection]] = frozenset()
+_TAKES_SINK: Final = _NEEDS_SINK | _FETCH | {IssuedDirection.TRANSFER}
 
 Name = Annotated[WorkerName, Path()]
 
@@ -68,15 +71,8 @@ def workers_router(access: WorkerAccess) -> APIRouter:
         _check_ids(body)
         worker = _found(services.workers.get(body.worker))
         now_s = access.now_s()
-        grant = Grant(
-            worker=body.worker,
-            tenant=body.tenant,
-            direction=Direction(body.direction.value),
-            payload_id=body.payload_id or "",
-            sink_id=body.sink_id or "",
-        )
         return WorkerToken(
-            token=keys.sign(grant, now_s=now_s, ttl_s=body.ttl_s),
+            token=keys.sign(_grant(body, worker), now_s=now_s, ttl_s=body.ttl_s),
             expires_at=datetime.fromtimestamp(now_s + body.ttl_s, UTC),
             url=worker.url,
             data_address=worker.data_address,
@@ -148,11 +144,27 @@ def _no_worker() -> NexusError:
     )
 
 
+def _grant(body: TokenRequest, worker: Worker) -> Grant:
+    return Grant(
+        worker=body.worker,
+        tenant=body.tenant,
+        direction=Direction(body.direction.value),
+        payload_id=body.payload_id or "",
+        sink_id=body.sink_id or "",
+        target_worker=body.target_worker or "",
+        target_payload_id=body.target_payload_id or "",
+        # From the directory: it is what a worker that pulls will connect to.
+        data_address=worker.data_address if body.direction in _FETCH else "",
+    )
+
+
 def _check_ids(body: TokenRequest) -> None:
     """What a direction is bound to is given, and nothing else."""
     rules = (
         ("payload_id", body.payload_id, _NEEDS_PAYLOAD, _NEEDS_PAYLOAD),
         ("sink_id", body.sink_id, _NEEDS_SINK, _TAKES_SINK),
+        ("target_worker", body.target_worker, _FETCH, _FETCH),
+        ("target_payload_id", body.target_payload_id, _NONE, _FETCH),
     )
     found = []
     for field, value, needs, takes in rules:
@@ -162,6 +174,9 @@ def _check_ids(body: TokenRequest) -> None:
         elif value is not None and body.direction not in takes:
             detail = f"{body.direction} takes none"
             found.append(FieldError(f"/{field}", ErrorCode.INVALID_FIELD, detail))
+    if body.direction in _FETCH and (body.sink_id is None) == (body.target_payload_id is None):
+        code = ErrorCode.MISSING_FIELD if body.sink_id is None else ErrorCode.INVALID_FIELD
+        found.append(FieldError("/sink_id", code, "give either sink_id or target_payload_id"))
     if found:
         first = found[0]
         raise NexusError(first.code, f"{first.pointer}: {first.detail}", errors=found)

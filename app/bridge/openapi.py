@@ -17,12 +17,30 @@ _OPTION: Final = (
 )
 
 
+_AWAY: Final = (
+    "`materialization_unavailable`: the key, the database or this replica cannot answer now; try "
+    "again later."
+)
+_NOT_PRICED: Final = (
+    "`materialization_unavailable`: between two workers no backend may or can bring the state now "
+    "(the policy denies it, or the source is silent or has lost it), and the message says whether "
+    "to recompute or to skip; or the database does not answer."
+)
+_NOT_EXECUTED: Final = (
+    "`materialization_unavailable`: nothing was executed, and the option can be tried again. The "
+    "message has the reason in brackets: a worker did not answer in time, its payload is gone, the "
+    "sink is of another size or engine generation or is not open, the policy or the tenant's quota "
+    "denies it; or another request holds the option, or the database does not answer."
+)
+
+
 class _Operation(NamedTuple):
     name: str
     request: type[BaseModel]
     response: type[BaseModel]
     summary: str
     conflicts: str
+    unavailable: str
 
 
 _OPERATIONS: Final = (
@@ -32,6 +50,7 @@ _OPERATIONS: Final = (
         schemas.LookupResponse,
         "Is there reusable state for this input?",
         _EVIDENCE,
+        _AWAY,
     ),
     _Operation(
         "estimate",
@@ -39,6 +58,7 @@ _OPERATIONS: Final = (
         schemas.EstimateResponse,
         "What would it cost to bring the matched state to a target?",
         _SOURCE,
+        _NOT_PRICED,
     ),
     _Operation(
         "materialize",
@@ -46,6 +66,7 @@ _OPERATIONS: Final = (
         schemas.MaterializeResponse,
         "Bring it, once",
         _OPTION,
+        _NOT_EXECUTED,
     ),
 )
 _ERRORS: Final = {
@@ -57,7 +78,6 @@ _ERRORS: Final = {
     413: "`request_too_large` (over 8 MiB) or `query_too_large` (over 1,000,000 tokens).",
     422: "`unsupported_identity`, `unsupported_bridge_schema` or `unsupported_nexuskv_schema`.",
     500: "`internal_error`",
-    503: "`materialization_unavailable`: try again later.",
 }
 _DECISION_HEADERS: Final = {
     "X-NexusKV-Decision-Id": {
@@ -142,7 +162,9 @@ def _described(operation: _Operation) -> dict[str, Any]:
                     },
                     "content": _json(schemas.BridgeError),
                 }
-                for status, text in sorted({**_ERRORS, 409: operation.conflicts}.items())
+                for status, text in sorted(
+                    {**_ERRORS, 409: operation.conflicts, 503: operation.unavailable}.items()
+                )
             },
         },
     }

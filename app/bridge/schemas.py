@@ -25,6 +25,40 @@ Text = Annotated[str, Field(min_length=1, max_length=MAX_TEXT_CHARS, pattern=r"^
 ScopeText = Annotated[str, Field(min_length=1, max_length=MAX_SCOPE_CHARS, pattern=r"^[^\x00]+$")]
 LongText = Annotated[str, Field(min_length=1, max_length=MAX_LOCATOR_CHARS, pattern=r"^[^\x00]+$")]
 HandleText = Annotated[str, Field(min_length=1, max_length=MAX_HANDLE_CHARS, pattern=r"^[^\x00]+$")]
+Locator = Annotated[
+    LongText,
+    Field(
+        description="Where the state lies: `node://WORKER/state/PAYLOAD` when it is in the memory "
+        "of a worker, whose bytes NexusKV can bring; anything else is the engine's own way.",
+        examples=["node://node-a/state/system-prompt"],
+    ),
+]
+Residency = Annotated[
+    Text,
+    Field(
+        description="Where it is wanted: the name of the worker that has the sink.",
+        examples=["node-b"],
+    ),
+]
+SinkNamespace = Annotated[
+    Text,
+    Field(
+        description="`nexuskv.worker-sink.v1`: `sink_value` is the id of a sink that `POST "
+        "/v1/sinks` of the target's worker made, and the answer is physical evidence or a 503, "
+        "never protocol. Any other one is the engine's own: nothing is moved, and the evidence is "
+        "of the protocol.",
+        examples=["nexuskv.worker-sink.v1", "example.sink.v1"],
+    ),
+]
+SinkValue = Annotated[
+    Text,
+    Field(
+        description="The sink's id, as its worker gave it.",
+        examples=[
+            "s4096.1.01a22a13697a73109484d4f8f65cea71.f5fa6772070971166b4a19a8",
+        ],
+    ),
+]
 Token = Annotated[int, Field(ge=0, le=U32_MAX)]
 EngineGeneration = Annotated[int, Field(ge=1, le=I64_MAX)]
 
@@ -78,12 +112,12 @@ class EstimateRequest(_Wire):
     schema_version: Literal["locus.nexuskv-bridge.v1"]
     source_state: Text
     source_handle: HandleText
-    source_locator: LongText
+    source_locator: Locator
     source_tier: Text
     target_id: Text
     target_engine_id: Text
     target_engine_generation: EngineGeneration
-    target_residency: Text
+    target_residency: Residency
 
 
 class MaterializeRequest(_Wire):
@@ -96,8 +130,8 @@ class MaterializeRequest(_Wire):
     target_id: Text
     target_engine_id: Text
     target_engine_generation: EngineGeneration
-    sink_namespace: Text
-    sink_value: Text
+    sink_namespace: SinkNamespace
+    sink_value: SinkValue
 
 
 class MatchedExtent(_Wire):
@@ -148,8 +182,25 @@ class EstimateResponse(_Wire):
 
 
 class Receipt(_Wire):
-    namespace: Text
-    value: Text
+    """What was proven, and by what. Who repeats the request gets the same one."""
+
+    namespace: Annotated[
+        Text,
+        Field(
+            description="`nexuskv.physical-transfer-receipt.v1` once a worker has verified every "
+            "byte in the sink, `nexuskv.protocol-transfer-receipt.v1` where nothing was moved.",
+            examples=["nexuskv.physical-transfer-receipt.v1"],
+        ),
+    ]
+    value: Annotated[
+        Text,
+        Field(
+            description="A physical one ends in the XXH3-128 checksum of the sink's bytes.",
+            examples=[
+                "receipt-01a229ba8c6c76d5b551765ed8658362:xxh3-128:284c9347ea63cdd467a60ff8af72593f"
+            ],
+        ),
+    ]
 
 
 class Evidence(_Wire):
@@ -163,7 +214,8 @@ class Evidence(_Wire):
 
 
 class MaterializeResponse(_Wire):
-    """Protocol evidence moves no bytes and says so: `bytes_transferred` 0, nothing verified."""
+    """Physical evidence: `bytes_transferred` bytes lie in the sink, verified there. Protocol
+    evidence moves none and says so: `bytes_transferred` 0, nothing verified."""
 
     schema_version: Literal["locus.nexuskv-bridge.v1"]
     bytes_transferred: Annotated[int, Field(ge=0, le=I64_MAX)]

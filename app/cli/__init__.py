@@ -20,6 +20,7 @@ cli = typer.Typer(
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
 )
 cli.command("up")(up_command)
 cli.command("demo")(demo_command)

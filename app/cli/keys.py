@@ -26,11 +26,13 @@ keys_app = typer.Typer(
     help="Make, list and revoke API keys.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
 )
 
 T = TypeVar("T")
 
 _FAILED = 1
+_SCOPE_HELP = f"What it may do, bridge if none is given; repeat it: {', '.join(Scope)}."
 
 DatabaseUrl = Annotated[
     str | None,
@@ -49,11 +51,11 @@ def create(
     name: Annotated[str, typer.Option("--name", help="What the key is for, e.g. locus-prod.")],
     tenant: Annotated[
         list[str],
-        typer.Option("--tenant", help="A tenant it may act for; repeat it, or '*' for all."),
+        typer.Option("--tenant", help="A tenant it may act for; repeat it, or '\\*' for all."),
     ],
     scope: Annotated[
         list[Scope] | None,
-        typer.Option("--scope", help="What it may do; repeat it. Without: bridge."),
+        typer.Option("--scope", metavar="SCOPE", help=_SCOPE_HELP),
     ] = None,
     as_json: AsJson = False,
     database_url: DatabaseUrl = None,

@@ -9,6 +9,7 @@ import typer
 from app.contract.schema import schemas
 from app.main import create_app
 from app.settings import Settings
+from app.worker.openapi import worker_document
 
 # Building the app connects to nothing, so neither value is used.
 _DOCUMENT_SETTINGS = Settings(
@@ -17,8 +18,12 @@ _DOCUMENT_SETTINGS = Settings(
 
 
 def documents() -> dict[str, dict[str, Any]]:
-    """File name to document: the API, and the JSON Schemas of the contract."""
-    return {"v1.json": create_app(_DOCUMENT_SETTINGS).openapi(), **schemas()}
+    """File name to document: the API, the workers' port, and the JSON Schemas of the contract."""
+    return {
+        "v1.json": create_app(_DOCUMENT_SETTINGS).openapi(),
+        "worker-v1.json": worker_document(),
+        **schemas(),
+    }
 
 
 def rendered(document: dict[str, Any]) -> str:
@@ -30,7 +35,7 @@ def openapi_command(
     *,
     out: Annotated[Path, typer.Option("--out", help="The folder to write to.")] = Path("openapi"),
 ) -> None:
-    """Write the OpenAPI document and the contract's JSON Schemas."""
+    """Write the OpenAPI documents and the contract's JSON Schemas."""
     out.mkdir(parents=True, exist_ok=True)
     for name, document in documents().items():
         (out / name).write_text(rendered(document), encoding="utf-8")

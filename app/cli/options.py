@@ -26,7 +26,13 @@ ReadyFile = Annotated[
     ),
 ]
 PolicyFile = Annotated[
-    Path, typer.Option("--policy", metavar="FILE", help="The execution policy, YAML or JSON.")
+    Path,
+    typer.Option(
+        "--policy",
+        metavar="FILE",
+        help="The execution policy, YAML or JSON.",
+        show_default="policies/default.yaml of the installation",
+    ),
 ]
 LogLevel = Annotated[
     str,

@@ -34,6 +34,7 @@ policy_app = typer.Typer(
     help="Check execution policies, upload them, activate them.",
     no_args_is_help=True,
     pretty_exceptions_show_locals=False,
+    rich_markup_mode="markdown",
 )
 
 _PAGE_ITEMS: Final = 100
@@ -150,7 +151,11 @@ def activate_one(
 ) -> None:
     """Make a stored policy the one in force; every replica follows within a second."""
     with ServiceClient(url, key, key_file) as client:
-        _, activated = client.post(f"/v1/policies/{number}:activate", params=_said(message))
+        _, activated = client.post(
+            f"/v1/policies/{number}:activate",
+            params=_said(message),
+            unless_found=_no_policy(number),
+        )
     if as_json:
         _print_json(activated)
         return
@@ -197,7 +202,7 @@ def show(
 ) -> None:
     """Print a stored policy as YAML."""
     with ServiceClient(url, key, key_file) as client:
-        policy = client.get(f"/v1/policies/{number}")
+        policy = client.get(f"/v1/policies/{number}", unless_found=_no_policy(number))
     if as_json:
         _print_json(policy)
         return
@@ -237,6 +242,10 @@ def _read(file: Path) -> bytes:
             return opened.read(MAX_DOCUMENT_BYTES + 1)
     except OSError as error:
         raise failure(f"cannot read {file}: {error.strerror}", exit_code=_USAGE) from None
+
+
+def _no_policy(number: int) -> str:
+    return f"There is no policy {number}; `nexuskv policy list` shows those there are"
 
 
 def _said(message: str | None) -> dict[str, str]:

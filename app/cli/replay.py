@@ -17,6 +17,14 @@ from app.cli.replay_client import ReplayClient, ReplayError
 from app.cli.replay_report import Figures, ProgressView
 from app.cli.replay_run import Replay
 from app.cli.replay_tally import Tally
+from app.cli.service_client import (
+    DEFAULT_URL,
+    ServiceKey,
+    ServiceKeyFile,
+    ServiceUrl,
+    checked_url,
+    given_key,
+)
 from app.cli.trace_format import MAX_INPUT_TOKENS, TraceItem, read_trace
 from app.clock import SystemClock, SystemIds
 
@@ -44,11 +52,9 @@ def replay_command(
         typer.Argument(metavar="TRACE.jsonl", exists=True, dir_okay=False, help="The trace file."),
     ],
     *,
-    url: Annotated[str, typer.Option(help="The service.")] = "http://127.0.0.1:9099",
-    key: Annotated[
-        str | None,
-        typer.Option(envvar="NEXUSKV_API_KEY", help="API key; a loopback service may need none."),
-    ] = None,
+    url: ServiceUrl = DEFAULT_URL,
+    key: ServiceKey = None,
+    key_file: ServiceKeyFile = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Stop after so many requests.")] = None,
     block_tokens: Annotated[
         int, typer.Option(min=1, max=MAX_INPUT_TOKENS, help="Tokens that a hash id stands for.")
@@ -77,9 +83,7 @@ def replay_command(
     Ends with the token hit rate beside the trace's infinite-cache bound. Each run uses a namespace
     of its own, so that it starts cold and can be repeated.
     """
-    _check_url(url)
-    if key is not None and not key.isascii():
-        raise typer.BadParameter("an API key holds ASCII only", param_hint="--key")
+    url, key = checked_url(url), given_key(key, key_file)
     scope = ReplayScope(
         tenant=tenant,
         namespace=namespace or f"replay-{SystemIds().uuid7().hex[:12]}",
@@ -93,15 +97,6 @@ def replay_command(
     with trace.open("rb") as lines:
         figures, fault = asyncio.run(_replay(console, options, scope, lines))
     raise typer.Exit(_conclude(console, figures, fault, json_file))
-
-
-def _check_url(url: str) -> None:
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise typer.BadParameter(str(error), param_hint="--url") from error
-    if parsed.scheme not in {"http", "https"} or not parsed.host:
-        raise typer.BadParameter("must be http://HOST:PORT or https://…", param_hint="--url")
 
 
 def _count_lines(lines: BinaryIO, limit: int | None) -> int | None:

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -81,9 +81,16 @@ def base_url(bound: socket.socket) -> str:
 class _Server(uvicorn.Server):
     """uvicorn, but a signal ends it without being raised again: its caller has more to close."""
 
-    def __init__(self, config: uvicorn.Config, services: Services) -> None:
+    def __init__(
+        self, config: uvicorn.Config, services: Services, before_end: Callable[[], Awaitable[None]]
+    ) -> None:
         super().__init__(config)
         self._services = services
+        self._before_end = before_end
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        await self._before_end()
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
@@ -146,6 +153,12 @@ class ServerRun:
     def announce(self, listening: Listening) -> None:
         """Called once when the service is ready; the commands override it."""
 
+    async def before_ready(self, services: Services) -> None:
+        """Waited for before the service is announced: for what a command started beside it."""
+
+    async def before_end(self) -> None:
+        """Waited for after a signal, while requests are still answered."""
+
     async def tend(self) -> None:
         """Runs beside the server: for what a command started and has to look after."""
 
@@ -165,7 +178,7 @@ class ServerRun:
             timeout_keep_alive=_KEEP_ALIVE_S,
             timeout_graceful_shutdown=_GRACEFUL_S,
         )
-        server = _Server(config, services)
+        server = _Server(config, services, self.before_end)
         tend = asyncio.create_task(self.tend())
         begin = asyncio.create_task(self._begin(app, server))
         try:
@@ -181,6 +194,7 @@ class ServerRun:
             await services.loaded.wait()
             for states in self._fixtures:
                 await _register(services, states)
+            await self.before_ready(services)
             gc.collect()
             gc.freeze()
             gc.set_threshold(*_GC_THRESHOLDS)

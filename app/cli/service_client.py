@@ -13,6 +13,7 @@ import typer
 
 from app.cli.options import failure
 from app.cli.secret_files import SecretFileError, read_secret
+from app.errors import ErrorCode
 from app.settings import DEFAULT_LISTEN
 
 DEFAULT_URL: Final = f"http://{DEFAULT_LISTEN}"
@@ -49,7 +50,7 @@ class ServiceClient:
     """Asks one service with one key. Every failure ends the command with a message."""
 
     def __init__(self, url: str, key: str | None, key_file: Path | None) -> None:
-        key = _key_of(key, key_file)
+        key = given_key(key, key_file)
         self._url = checked_url(url)
         self._http = httpx.Client(
             base_url=self._url,
@@ -65,9 +66,9 @@ class ServiceClient:
     def __exit__(self, *_: object) -> None:
         self._http.close()
 
-    def get(self, path: str, **params: str | int) -> Any:
-        """The decoded body of a 2xx."""
-        return self._decoded(self._ask("GET", path, params=params))
+    def get(self, path: str, *, unless_found: str | None = None, **params: str | int) -> Any:
+        """The decoded body of a 2xx; `unless_found` says a 404 in a command's words."""
+        return self._decoded(self._ask("GET", path, unless_found, params=params))
 
     def post(
         self,
@@ -76,13 +77,18 @@ class ServiceClient:
         content: bytes = b"",
         content_type: str | None = None,
         params: Mapping[str, str] | None = None,
+        unless_found: str | None = None,
     ) -> tuple[int, Any]:
-        """The status and the decoded body of a 2xx."""
+        """The status and the decoded body of a 2xx; `unless_found` as for `get`."""
         headers = {} if content_type is None else {"content-type": content_type}
-        response = self._ask("POST", path, content=content, headers=headers, params=params)
+        response = self._ask(
+            "POST", path, unless_found, content=content, headers=headers, params=params
+        )
         return response.status_code, self._decoded(response)
 
-    def _ask(self, method: str, path: str, **options: Any) -> httpx.Response:
+    def _ask(
+        self, method: str, path: str, unless_found: str | None, **options: Any
+    ) -> httpx.Response:
         try:
             with self._http.stream(method, path, **options) as response:
                 self._read(response)
@@ -95,7 +101,7 @@ class ServiceClient:
                 "NEXUSKV_URL names another"
             ) from None
         if not response.is_success:
-            raise failure(_refusal(response))
+            raise failure(_refusal(response, unless_found))
         return response
 
     def _read(self, response: httpx.Response) -> None:
@@ -123,8 +129,11 @@ def checked_url(url: str) -> str:
     return url
 
 
-def _key_of(key: str | None, key_file: Path | None) -> str | None:
-    """The file wins: it is named on this command line, a variable may be left from another."""
+def given_key(key: str | None, key_file: Path | None) -> str | None:
+    """The key to send, None for none; a usage error for one that no header can carry.
+
+    The file wins: it is named on this command line, a variable may be left from another.
+    """
     if key_file is not None:
         try:
             key = read_secret(key_file)
@@ -133,15 +142,17 @@ def _key_of(key: str | None, key_file: Path | None) -> str | None:
         if key is None:
             raise failure(f"--key-file: there is no file {key_file}", exit_code=_USAGE)
     if key is not None and not (key.isascii() and key.isprintable()):
-        raise failure("an API key holds printable ASCII only", exit_code=_USAGE)
+        raise failure("--key: an API key holds printable ASCII only", exit_code=_USAGE)
     return key or None
 
 
-def _refusal(response: httpx.Response) -> str:
+def _refusal(response: httpx.Response, unless_found: str | None) -> str:
     """What a problem document says, finding by finding; its status for anything else."""
     try:
         problem = orjson.loads(response.content)
-        lines = [f"{problem['detail']} ({response.status_code} {problem['code']})"]
+        missing = problem["code"] == ErrorCode.NOT_FOUND and unless_found is not None
+        detail = unless_found if missing else problem["detail"]
+        lines = [f"{detail} ({response.status_code} {problem['code']})"]
         lines += [
             f"  {finding['pointer'] or '/'}: {finding['detail']}{_found(finding.get('value'))}"
             for finding in problem["errors"]

@@ -10,7 +10,9 @@ import typer
 from app.cli.trace_format import MAX_INPUT_TOKENS
 from app.cli.trace_generate import LONGEST_INPUT_BLOCKS, generate
 
-trace_app = typer.Typer(help="Make request traces.", no_args_is_help=True)
+trace_app = typer.Typer(
+    help="Make request traces.", no_args_is_help=True, rich_markup_mode="markdown"
+)
 
 
 @trace_app.callback()

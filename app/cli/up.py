@@ -5,7 +5,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -48,7 +48,9 @@ from app.db.session import Database
 from app.decisions.partitions import ensure_partitions
 from app.errors import NexusError
 from app.logging import configure_logging, mask_text
+from app.services import Services
 from app.settings import Settings
+from app.topology.directory import WorkerDirectory
 
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
@@ -56,6 +58,10 @@ _WORKER_FILE: Final = "worker.secret"
 _SECRET_BYTES: Final = 32
 _WORKER_NODE: Final = "local"
 _WORKER_DRAM_BYTES: Final = 256 * 1024 * 1024
+_MIN_DRAM_BYTES: Final = 1024 * 1024
+# How long the announcement waits for the worker: one that is slow is announced as such.
+_WORKER_START_S: Final = 10.0
+_LOOK_S: Final = 0.05
 _TEND_INTERVAL_S: Final = 0.5
 _FIRST_KEY_NAME: Final = "first admin key, made by nexuskv up"
 log = structlog.get_logger("nexuskv.up")
@@ -83,6 +89,26 @@ class _Up(ServerRun):
                 except PostgresStartError as error:
                     log.error("embedded_postgres_not_revived", cause=str(error))  # noqa: TRY400
 
+    async def before_ready(self, services: Services) -> None:
+        """Not ready before its worker is: what is registered there must be found at once."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_WORKER_START_S):
+                # A heartbeat wakes nobody.
+                while self.worker and not self._is_heard(services.workers):  # noqa: ASYNC110
+                    await asyncio.sleep(_LOOK_S)
+
+    async def before_end(self) -> None:
+        """The worker ends first: while the API still takes what it has to tell."""
+        if self.worker is not None:
+            await asyncio.to_thread(self.worker.stop)
+
+    def _is_heard(self, workers: WorkerDirectory) -> bool:
+        """Whether the process that was started, and no earlier one, is registered."""
+        assert self.worker is not None
+        known = workers.get(self.worker.node)
+        ready = self.worker.ready()
+        return known is not None and ready is not None and known.instance_id == ready.instance_id
+
     def announce(self, listening: Listening) -> None:
         say = Console(soft_wrap=True, highlight=False).print
         url, key_file = listening.base_url, listening.admin_key_file
@@ -93,12 +119,20 @@ class _Up(ServerRun):
         say(f"  API documentation {url}/docs")
         say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
         if self.worker is not None:
-            say(f"  worker            {self.worker.node}  (starts; GET {url}/v1/workers lists it)")
+            found = self.worker.ready()
+            place = "starts" if found is None else found.url
+            say(f"  worker            {self.worker.node}  ({place}; GET {url}/v1/workers lists it)")
         if keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
         say(f"  curl -s {url}/v1/states{auth}", markup=False)
         say("\nCtrl-C stops everything.\n")
+
+
+def _at_least_a_mebibyte(dram_bytes: int) -> int:
+    if dram_bytes < _MIN_DRAM_BYTES:
+        raise typer.BadParameter(f"must be at least {_MIN_DRAM_BYTES}, not {dram_bytes}")
+    return dram_bytes
 
 
 def up_command(
@@ -124,8 +158,8 @@ def up_command(
         typer.Option(
             "--worker-dram-bytes",
             metavar="N",
-            min=1024 * 1024,
-            help="Memory the worker may hold payloads and sinks in.",
+            callback=_at_least_a_mebibyte,
+            help="Memory of the worker, in bytes, at least 1 MiB.",
         ),
     ] = _WORKER_DRAM_BYTES,
     fixture: Fixtures = None,

@@ -9,16 +9,19 @@ from app.settings import (
     CLAIM_SLACK_S,
     DEFAULT_DEADLINE_S,
     DEFAULT_WORKER_HOSTS,
+    DEFAULT_WORKER_LOST_S,
     DEFAULT_WORKER_SILENCE_S,
 )
 from app.topology.hosts import HostAllowList
 from app.transfer.tokens import TokenKeys
 
 _SILENCE: Final = "NEXUSKV_WORKER_SILENCE_S"
+_LOST: Final = "NEXUSKV_WORKER_LOST_S"
 _DEADLINE: Final = "NEXUSKV_TRANSFER_DEADLINE_S"
 _MIN_SECONDS: Final = 0.5
 _MAX_DEADLINE_S: Final = 300.0
 _MAX_SILENCE_S: Final = 3_600.0
+_MAX_LOST_S: Final = 30 * 86_400.0
 
 
 class WorkerSettings(TypedDict):
@@ -27,6 +30,7 @@ class WorkerSettings(TypedDict):
     worker_secrets: tuple[str, ...]
     worker_hosts: tuple[str, ...]
     worker_silence_s: float
+    worker_lost_s: float
     transfer_deadline_s: float
     claim_ttl_s: float
 
@@ -43,12 +47,15 @@ def worker_settings(env: Mapping[str, str]) -> WorkerSettings:
     hosts = tuple(part for part in re.split(r"[\s,]+", given) if part) or DEFAULT_WORKER_HOSTS
     HostAllowList(hosts)
     deadline_s = _seconds(env, _DEADLINE, _MIN_SECONDS, _MAX_DEADLINE_S, DEFAULT_DEADLINE_S)
+    silence_s = _seconds(env, _SILENCE, _MIN_SECONDS, _MAX_SILENCE_S, DEFAULT_WORKER_SILENCE_S)
+    # At least as long as twice the silence, so that a worker is silent before it is lost.
+    least_s = 2 * silence_s
+    lost_s = _seconds(env, _LOST, least_s, _MAX_LOST_S, max(least_s, DEFAULT_WORKER_LOST_S))
     return WorkerSettings(
         worker_secrets=secrets,
         worker_hosts=hosts,
-        worker_silence_s=_seconds(
-            env, _SILENCE, _MIN_SECONDS, _MAX_SILENCE_S, DEFAULT_WORKER_SILENCE_S
-        ),
+        worker_silence_s=silence_s,
+        worker_lost_s=lost_s,
         transfer_deadline_s=deadline_s,
         claim_ttl_s=deadline_s + CLAIM_SLACK_S,
     )

@@ -3,7 +3,13 @@
 from enum import StrEnum
 
 
-class EngineFamily(StrEnum):
+class Word(StrEnum):
+    """A member is its text, also where it is looked up: hashed as text, which costs no call."""
+
+    __hash__ = str.__hash__
+
+
+class EngineFamily(Word):
     """Whose memory layout a state has. `unknown` is in the contract but never registrable."""
 
     UNKNOWN = "unknown"
@@ -11,7 +17,7 @@ class EngineFamily(StrEnum):
     VLLM = "vllm"
 
 
-class StateSemanticType(StrEnum):
+class StateSemanticType(Word):
     """What the state means to attention; decides how it may be reused (`rules.REUSE_RULES`)."""
 
     MHA_KV = "mha_kv"
@@ -29,7 +35,7 @@ class StateSemanticType(StrEnum):
     GENERIC_CONTAINER = "generic_container"
 
 
-class TensorRole(StrEnum):
+class TensorRole(Word):
     KEY = "key"
     VALUE = "value"
     LATENT = "latent"
@@ -38,7 +44,7 @@ class TensorRole(StrEnum):
     SCALE_TENSOR = "scale_tensor"
 
 
-class Granularity(StrEnum):
+class Granularity(Word):
     """The unit an engine can take a state in."""
 
     TOKEN = "token"  # noqa: S105 - a unit, not a secret
@@ -47,7 +53,7 @@ class Granularity(StrEnum):
     SEGMENT = "segment"
 
 
-class CompatibilityFlag(StrEnum):
+class CompatibilityFlag(Word):
     EXACT_REUSE = "exact_reuse"
     PREFIX_REUSE = "prefix_reuse"
     PAGE_REUSE = "page_reuse"
@@ -56,7 +62,7 @@ class CompatibilityFlag(StrEnum):
     POST_EVICTION_RELOAD = "post_eviction_reload"
 
 
-class DeviceClass(StrEnum):
+class DeviceClass(Word):
     CPU = "cpu"
     CUDA = "cuda"
     ROCM = "rocm"
@@ -69,7 +75,7 @@ class DeviceClass(StrEnum):
     OTHER = "other"
 
 
-class BufferKind(StrEnum):
+class BufferKind(Word):
     DEVICE = "device"
     HOST_PINNED = "host_pinned"
     HOST_PAGEABLE = "host_pageable"
@@ -77,14 +83,14 @@ class BufferKind(StrEnum):
     FILE_BACKED = "file_backed"
 
 
-class TransferBackend(StrEnum):
+class TransferBackend(Word):
     BASELINE_TRANSPORT = "baseline_transport"
     STAGED_COPY = "staged_copy"
     RDMA = "rdma"
     ZERO_COPY = "zero_copy"
 
 
-class TransferCapability(StrEnum):
+class TransferCapability(Word):
     HOST_TO_DEVICE = "host_to_device"
     DEVICE_TO_HOST = "device_to_host"
     HOST_TO_STORE = "host_to_store"
@@ -93,7 +99,7 @@ class TransferCapability(StrEnum):
     ZERO_COPY_CANDIDATE = "zero_copy_candidate"
 
 
-class TierKind(StrEnum):
+class TierKind(Word):
     DEVICE = "device"
     HOST_DRAM = "host_dram"
     LOCAL_SSD = "local_ssd"
@@ -101,7 +107,7 @@ class TierKind(StrEnum):
     OBJECT_STORE = "object_store"
 
 
-class MaterializationCapability(StrEnum):
+class MaterializationCapability(Word):
     FULL = "full"
     PARTIAL = "partial"
     PREFETCH = "prefetch"
@@ -109,7 +115,7 @@ class MaterializationCapability(StrEnum):
     FALLBACK_RECOMPUTE = "fallback_recompute"
 
 
-class MatchClassification(StrEnum):
+class MatchClassification(Word):
     """How an entry covers a query.
 
     exact: the query is the entry; prefix: the whole entry is covered and query tokens remain;
@@ -121,20 +127,20 @@ class MatchClassification(StrEnum):
     PARTIAL = "partial"
 
 
-class PlanDisposition(StrEnum):
+class PlanDisposition(Word):
     FULL_REUSE = "full_reuse"
     PARTIAL_REUSE = "partial_reuse"
     RECOMPUTE = "recompute"
 
 
-class PayloadOwnership(StrEnum):
+class PayloadOwnership(Word):
     OWNED = "owned"
     BORROWED = "borrowed"
     CACHED = "cached"
     EPHEMERAL = "ephemeral"
 
 
-class Disposition(StrEnum):
+class Disposition(Word):
     """What execution is asked to do with a state, and what it finally did."""
 
     MATERIALIZE = "materialize"
@@ -144,7 +150,7 @@ class Disposition(StrEnum):
     SKIP = "skip"
 
 
-class ActionStatus(StrEnum):
+class ActionStatus(Word):
     SUCCEEDED = "succeeded"
     SKIPPED = "skipped"
     RECOMPUTED = "recomputed"
@@ -152,7 +158,7 @@ class ActionStatus(StrEnum):
     REJECTED = "rejected"
 
 
-class TransferStatus(StrEnum):
+class TransferStatus(Word):
     COMPLETED = "completed"
     REGISTERED = "registered"
     MISSING = "missing"
@@ -164,7 +170,7 @@ class TransferStatus(StrEnum):
     FAILED = "failed"
 
 
-class FallbackReason(StrEnum):
+class FallbackReason(Word):
     UNSUPPORTED_CAPABILITY = "unsupported_capability"
     PREFERRED_BACKEND_UNAVAILABLE = "preferred_backend_unavailable"
     NO_TRANSFER_PATH = "no_transfer_path"
@@ -173,7 +179,7 @@ class FallbackReason(StrEnum):
     ENGINE_POLICY = "engine_policy"
 
 
-class ExclusionReason(StrEnum):
+class ExclusionReason(Word):
     """Why a candidate was not the answer; every excluded candidate is recorded with one."""
 
     EVIDENCE_MISSING = "evidence_missing"

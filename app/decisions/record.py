@@ -9,11 +9,13 @@ from enum import StrEnum
 from typing import NamedTuple, Protocol
 from uuid import UUID
 
+from app.contract.enums import Word
+
 # Version of the document in `Decision.inputs`; raise it whenever its fields change meaning.
 INPUTS_VERSION = 1
 
 
-class DecisionKind(StrEnum):
+class DecisionKind(Word):
     """The request a decision answered."""
 
     LOOKUP = "lookup"

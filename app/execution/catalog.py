@@ -25,10 +25,9 @@ from app.contract.payload import PayloadLocation
 from app.policy.document import ExecutionPolicy
 from app.policy.evaluate import (
     FallbackCause,
-    denial,
     fallback_disposition,
     may_degrade,
-    priority,
+    ruling,
 )
 
 _UNSUPPORTED: Final = FallbackReason.UNSUPPORTED_CAPABILITY
@@ -91,16 +90,36 @@ def select(
     rejected: list[Rejection] = []
     admitted: list[BackendRegistration] = []
     paths = frozenset(path.backend for path in order.descriptor.transfer_paths)
+    target = order.target
+    denials, priorities = ruling(
+        policy,
+        (
+            order.source_tier,
+            target.tier,
+            target.device_class,
+            target.buffer_kind,
+            order.capability,
+        ),
+    )
+    # Most workers offer their backends in the policy's order.
+    in_order, last_rank = True, 0
     for registration in registrations:
-        rejection = _obstacle(registration, order, paths, policy)
-        if rejection is None:
-            admitted.append(registration)
-        else:
+        rejection = incapable(registration, order, paths)
+        if rejection is not None:
             rejected.append(rejection)
+        elif (denial := denials[registration.backend]) is not None:
+            rejected.append(
+                Rejection(registration.name, FallbackReason.ENGINE_POLICY, denial.detail)
+            )
+        else:
+            admitted.append(registration)
+            rank = priorities[registration.backend]
+            in_order, last_rank = in_order and last_rank <= rank, rank
     if not admitted:
         return _nothing(rejected, order, policy)
-    # Stable: equal priorities keep the order of registration.
-    admitted.sort(key=lambda one: priority(policy, one.backend))
+    if not in_order:
+        # Stable: equal priorities keep the order of registration.
+        admitted.sort(key=lambda one: priorities[one.backend])
     wanted = order.preferred or admitted[0].backend
     for registration in admitted:
         if registration.backend is wanted and registration.available:
@@ -129,12 +148,13 @@ def disposition_after(
     return chosen if can else Disposition.SKIP
 
 
-def _obstacle(
-    registration: BackendRegistration,
-    order: Order,
-    paths: frozenset[TransferBackend],
-    policy: ExecutionPolicy,
+def incapable(
+    registration: BackendRegistration, order: Order, paths: frozenset[TransferBackend]
 ) -> Rejection | None:
+    """Why the registration cannot carry the order out, whatever a policy says; None when it can.
+
+    `paths` are the backends that the state names; none is no restriction.
+    """
     target, state = order.target, order.descriptor.materialization
     for value, allowed, reason, trouble in (
         (order.action, registration.actions, _UNSUPPORTED, "does not"),
@@ -149,20 +169,7 @@ def _obstacle(
         # An empty set or list restricts nothing, and what the order leaves open is not judged.
         if allowed and value is not None and value not in allowed:
             return Rejection(registration.name, reason, f"{trouble} {value}")
-    refused = denial(
-        policy,
-        registration.backend,
-        source_tier=order.source_tier,
-        target_tier=target.tier,
-        device_class=target.device_class,
-        buffer_kind=target.buffer_kind,
-        capability=order.capability,
-    )
-    if refused is None:
-        return None
-    return Rejection(
-        registration.name, FallbackReason.ENGINE_POLICY, f"{refused.reason} at {refused.pointer}"
-    )
+    return None
 
 
 def _not_lesser(

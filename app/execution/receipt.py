@@ -25,6 +25,8 @@ class Receipt(msgspec.Struct, frozen=True):
     sink_namespace: str
     sink_value: str
     import_id: str
+    # Whose sink it is; None where no worker moved anything.
+    target_worker: str | None = None
 
 
 def receipt_of(claim: ClaimRequest, order: TransferOrder, result: BackendActionResult) -> Receipt:
@@ -49,4 +51,5 @@ def receipt_of(claim: ClaimRequest, order: TransferOrder, result: BackendActionR
         sink_namespace=claim.sink_namespace,
         sink_value=claim.sink_value,
         import_id=claim.import_id,
+        target_worker=order.target_worker if physical else None,
     )

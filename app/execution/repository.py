@@ -82,7 +82,8 @@ _TRANSFER_FIND = text(
     f"SELECT {_TRANSFER_COLUMNS} FROM transfer_session"  # noqa: S608 - column names of this module only
     " WHERE tenant = :tenant AND transfer_id = :transfer_id"
 )
-# Taken when it is new, when it ended without success, or when whoever ran it died.
+# Taken when it is new, when it ended without success, when whoever ran it died, or when the copy of
+# just that success was found to be gone.
 _TRANSFER_OPEN = text(
     """
     INSERT INTO transfer_session AS held
@@ -99,7 +100,8 @@ _TRANSFER_OPEN = text(
         ended = NULL
     WHERE held.asked = excluded.asked
       AND (held.status = ANY(:retried)
-           OR (held.status = ANY(:running) AND held.expires_at <= excluded.updated_at))
+           OR (held.status = ANY(:running) AND held.expires_at <= excluded.updated_at)
+           OR (held.status = :completed AND held.fence = CAST(:gone_fence AS bigint)))
     RETURNING fence
     """
 ).bindparams(
@@ -218,8 +220,12 @@ async def transfer_open(
     decision_id: UUID,
     now: datetime,
     expires_at: datetime,
+    gone_fence: int | None = None,
 ) -> bool:
-    """Take the session; False when it completed, runs elsewhere, or was asked for otherwise."""
+    """Take the session; False when it completed, runs elsewhere, or was asked for otherwise.
+
+    `gone_fence` is that of an attempt which completed and whose copy is gone since.
+    """
     found = await session.execute(
         _TRANSFER_OPEN,
         {
@@ -231,7 +237,9 @@ async def transfer_open(
             "decision_id": decision_id,
             "now": now,
             "expires_at": expires_at,
-            "retried": _values(before(TransferStatus.INITIATED)),
+            "retried": _values(before(TransferStatus.INITIATED) - {TransferStatus.COMPLETED}),
+            "completed": TransferStatus.COMPLETED.value,
+            "gone_fence": gone_fence,
             "running": _values(RUNNING),
         },
     )

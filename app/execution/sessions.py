@@ -8,13 +8,14 @@ from app.contract.enums import TransferStatus
 _T = TransferStatus
 _ENDED_BADLY = frozenset({_T.FAILED, _T.CANCELLED, _T.MISSING, _T.REJECTED, _T.FALLBACK})
 
-# A session that did not succeed may be tried again under the same id; one that did never changes.
+# A session that did not succeed may be tried again under the same id; one that did, only by whoever
+# found its copy gone.
 # `registered` is the end of a session that moved nothing: the protocol alone was completed.
 TRANSFER_TRANSITIONS: Mapping[TransferStatus, frozenset[TransferStatus]] = MappingProxyType(
     {
         _T.INITIATED: frozenset({_T.IN_FLIGHT, _T.REGISTERED, _T.COMPLETED}) | _ENDED_BADLY,
         _T.IN_FLIGHT: frozenset({_T.COMPLETED}) | _ENDED_BADLY,
-        _T.COMPLETED: frozenset(),
+        _T.COMPLETED: frozenset({_T.INITIATED}),
         _T.REGISTERED: frozenset(),
         **dict.fromkeys(_ENDED_BADLY, frozenset({_T.INITIATED})),
     }

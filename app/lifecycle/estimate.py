@@ -10,7 +10,6 @@ from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
-from app.execution.catalog import NoSelection
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.registry import stored_registration, wall_us
 from app.index.repository import StoredState
@@ -111,12 +110,12 @@ class Estimate:
             capability=capability_for(stored, grant.matched_tokens),
         )
         placed = place(self._directory, asked, attempt.active.policy)
-        attempt.rejected = placed.rejected if isinstance(placed, NoSelection) else ()
         if isinstance(placed, Placement):
-            attempt.rejected = placed.selection.rejected
+            attempt.chose(placed.selection)
             attempt.inputs["backend"] = placed.selection.registration.backend
             attempt.inputs["degraded_from"] = placed.selection.degraded_from
             return None
+        attempt.rejected = placed.rejected
         self._observer.fell_back(
             attempt, reason=placed.reason, disposition=placed.disposition, detail={}
         )

@@ -35,6 +35,8 @@ class Journey:
     result: BackendActionResult | None = None
     end: TransferEnd | None = None
     status: TransferStatus = TransferStatus.INITIATED
+    # None where nobody looked, or nobody could.
+    copy_present: bool | None = None
     notes: dict[str, Any] = field(default_factory=dict)
 
     def fall_back(

@@ -149,7 +149,7 @@ class PlanMaterialize:
             detail = "no worker can bring this state into that sink"
             passage.fallback = Fallback(placed.reason, placed.disposition, detail, placed.rejected)
             return End.FALL_BACK
-        passage.attempt.rejected = placed.selection.rejected
+        passage.attempt.chose(placed.selection)
         # A worker that registered only now was not asked.
         sink = passage.sink or Sink(trouble=_UNHEARD)
         trouble = sink.trouble or self._obstacle(sink, self._session_id(placed))

@@ -5,6 +5,7 @@ One row per transfer id: whoever repeats the request joins, or gets the end that
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
@@ -41,6 +42,18 @@ _KINDS: Final = {
 _S = LifecycleState
 
 
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The session when a request is over.
+
+    `copy_present` says whether the copy is at the target now; False where it was gone and was not
+    brought again, None where nobody looked, or the target could not be asked.
+    """
+
+    transfer: StoredTransfer
+    copy_present: bool | None
+
+
 class Move:
     """Carries transfers out, tells of them, and cancels them."""
 
@@ -59,9 +72,10 @@ class Move:
         self._steps = steps
         self._clock = clock
 
-    async def run(self, asked: TransferAsked, caller: Caller) -> StoredTransfer:
+    async def run(self, asked: TransferAsked, caller: Caller) -> Moved:
         """The session as it stands when the request is over: ended, or run by another request.
 
+        One that completed before is answered again, unless its copy is gone: then it is run anew.
         One decision is recorded, and one outcome when something was tried. Raises NexusError for
         what cannot be tried at all: no such state, a transfer id used otherwise, no database.
         """
@@ -89,9 +103,10 @@ class Move:
             assert journey.known is not None
             attempt.reached(_S.SKIPPED, _S.OBSERVED)
             self._observer.decided(attempt, DecisionOutcome.REPLAYED)
-            return journey.known
+            return Moved(journey.known, journey.copy_present)
         self._observe(journey, attempt)
-        return await self.get(asked.tenant, asked.transfer_id)
+        found = await self.get(asked.tenant, asked.transfer_id)
+        return Moved(found, journey.copy_present)
 
     async def get(self, tenant: str, transfer_id: str) -> StoredTransfer:
         """Raises NOT_FOUND for an id that the tenant never used, or that is forgotten."""
@@ -136,7 +151,7 @@ class Move:
 
     def _steps_of(self, journey: Journey) -> Sequence[Step]:
         return (
-            Open(journey, self._database, self._clock),
+            Open(journey, self._workers, self._database, self._clock),
             PlanMove(journey, self._workers, self._database, self._clock),
             ChargeMove(journey, self._database, self._clock),
             Carry(journey, self._workers),
@@ -166,6 +181,7 @@ class Move:
             # The state is still where it was: not to move it is to skip.
             disposition=Disposition.SKIP,
             detail={"detail": end.detail, "result": end.result},
+            status=journey.status,
         )
 
 

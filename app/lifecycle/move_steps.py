@@ -35,17 +35,39 @@ _DONE: Final = TransferStatus.COMPLETED
 
 
 class Open:
-    """Takes the session, and finds the state."""
+    """Takes the session, and finds the state.
+
+    One that completed is taken again only when its copy is found to be gone: whoever repeats the
+    request wants the bytes there.
+    """
 
     name = "open"
 
-    def __init__(self, journey: Journey, database: Database, clock: Clock) -> None:
+    def __init__(
+        self, journey: Journey, workers: Workers, database: Database, clock: Clock
+    ) -> None:
         self._journey = journey
+        self._workers = workers
         self._database = database
         self._clock = clock
 
     async def do(self) -> End:
         """DONE when there is nothing to do: `journey.known` is the session as it stands."""
+        journey = self._journey
+        if await self._take():
+            return End.GO_ON
+        known = self._as_it_stands()
+        if known.status is _DONE:
+            journey.copy_present = await self._has_copy(known)
+            # Of two that find it gone the first takes it, and the other joins.
+            if journey.copy_present is False and await self._take(known.fence):
+                return End.GO_ON
+            self._as_it_stands()
+        journey.notes["copy_present"] = journey.copy_present
+        return End.DONE
+
+    async def _take(self, gone_fence: int | None = None) -> bool:
+        """False when it is not to be had: `journey.known` is how it stands then."""
         journey, asked = self._journey, self._journey.asked
         async with self._database.write() as session:
             opened = await transfer_open(
@@ -55,10 +77,11 @@ class Open:
                 decision_id=journey.attempt.decision_id,
                 now=self._clock.now(),
                 expires_at=journey.expires_at,
+                gone_fence=gone_fence,
             )
             if not opened and not await journey.has(session, *RUNNING):
                 journey.known = await transfer_find(session, asked.tenant, asked.transfer_id)
-                return self._as_it_stands()
+                return False
             key = (asked.tenant, asked.entry_id)
             stored = (await states_by_key(session, [key], whole=True)).get(key)
             if stored is None or stored.deleted_at is not None:
@@ -66,9 +89,27 @@ class Open:
                     ErrorCode.NOT_FOUND, "the tenant has no live state of that entry_id"
                 )
             journey.stored = journey.attempt.stored = stored
-        return End.GO_ON
+        return True
 
-    def _as_it_stands(self) -> End:
+    async def _has_copy(self, known: StoredTransfer) -> bool | None:
+        """Whether just these bytes are at the target now; None when it cannot be asked."""
+        route, end = known.route, known.end
+        copy = end.result.payload_handle if end is not None and end.result is not None else None
+        if route is None or end is None or copy is None:
+            return False
+        try:
+            facts = await self._workers.client.payload(
+                route.target_worker,
+                route.target_payload_id,
+                tenant=known.asked.tenant,
+                deadline_s=self._workers.left_s(self._journey.attempt),
+            )
+        except WorkerCallError:
+            return None
+        found = facts and (facts.payload_bytes, f"xxh3-128:{facts.checksum}")
+        return found == (end.bytes_transferred, copy.opaque_ref)
+
+    def _as_it_stands(self) -> StoredTransfer:
         known = self._journey.known
         if known is None:
             raise NexusError(ErrorCode.OVERLOADED, "the transfer changed meanwhile; ask again")
@@ -77,13 +118,13 @@ class Open:
                 ErrorCode.TRANSFER_CONFLICT,
                 "this transfer_id was used for another transfer; take a new one",
             )
-        return End.DONE
+        return known
 
     async def undo(self) -> None:
         """The session ends as what it came to, and may be taken again."""
         journey = self._journey
         failed, end = journey.status, journey.end
-        if end is None or failed not in before(TransferStatus.INITIATED):
+        if end is None or failed not in before(TransferStatus.INITIATED) - {_DONE}:
             failed, end = TransferStatus.FAILED, TransferEnd("it was not carried out")
         async with self._database.write() as session:
             await transfer_close(
@@ -127,7 +168,7 @@ class PlanMove:
             return journey.fall_back(
                 TransferStatus.FALLBACK, placed.reason, "no worker can bring this state there"
             )
-        journey.attempt.rejected = placed.selection.rejected
+        journey.attempt.chose(placed.selection)
         facts = await self._payload(placed)
         if isinstance(facts, End):
             return facts
@@ -328,7 +369,7 @@ class Close:
                 payload_bytes=order.payload_bytes, worker=order.target_worker,
                 now=now, expires_at=None,
             )  # fmt: skip
-        journey.status = TransferStatus.COMPLETED
+        journey.status, journey.copy_present = TransferStatus.COMPLETED, True
         return End.GO_ON
 
     async def undo(self) -> None:

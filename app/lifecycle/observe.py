@@ -1,6 +1,6 @@
 """Observe, for the two slices that ask Postgres: what is known of an attempt becomes a decision."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 from uuid import UUID
@@ -8,7 +8,8 @@ from uuid import UUID
 import msgspec
 
 from app.clock import Clock, IdSource
-from app.contract.enums import Disposition, FallbackReason
+from app.contract.enums import Disposition, FallbackReason, TransferStatus
+from app.contract.execution import BackendActionResult
 from app.contract.transitions import LifecycleState, path
 from app.decisions.record import (
     INPUTS_VERSION,
@@ -20,12 +21,14 @@ from app.decisions.record import (
 )
 from app.decisions.writer import DecisionSink
 from app.errors import ErrorCode, NexusError
-from app.execution.catalog import Rejection
+from app.execution.catalog import Rejection, Selection
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.matcher import StateIndex
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller
+from app.lifecycle.tally import Tally
 from app.planner.cost import TransferEstimate
+from app.policy.document import QuotaMode
 from app.policy.provider import ActivePolicy
 
 _CANCELLED: Final = "cancelled"
@@ -45,6 +48,7 @@ class Attempt:
     parent_id: UUID | None = None
     estimate: TransferEstimate | None = None
     selected_path: str | None = None
+    selection: Selection | None = None
     rejected: Sequence[Rejection] = ()
     # Of a request that names its tenant, once the caller is known to have it.
     named_tenant: str | None = None
@@ -53,6 +57,10 @@ class Attempt:
     def reached(self, *states: LifecycleState) -> None:
         """Note the states that this attempt has come to."""
         self.steps += states
+
+    def chose(self, selection: Selection) -> None:
+        """Note which backend is to act, and which may not."""
+        self.selection, self.rejected = selection, selection.rejected
 
     def tenant(self) -> str:
         """Under which tenant it is recorded."""
@@ -68,14 +76,6 @@ class Policies(Protocol):
     def current(self) -> ActivePolicy: ...
 
 
-# (kind, what became of it, bytes that were moved)
-CountsExecutions = Callable[[str, str, int], None]
-
-
-def _count_nothing(_kind: str, _result: str, _bytes: int) -> None:
-    """For who keeps no metrics."""
-
-
 class Observer:
     """Writes attempts into the decision sink."""
 
@@ -87,9 +87,9 @@ class Observer:
         *,
         clock: Clock,
         ids: IdSource,
-        count: CountsExecutions = _count_nothing,
+        tally: Tally | None = None,
     ) -> None:
-        self._count = count
+        self._tally = tally or Tally()
         self._sink = sink
         self._index = index
         self._policies = policies
@@ -112,6 +112,7 @@ class Observer:
     def cancelled(self, attempt: Attempt) -> None:
         """The caller went away before there was an answer."""
         attempt.reached(LifecycleState.SKIPPED, LifecycleState.OBSERVED)
+        self._tally.cancelled(attempt.kind)
         self.decided(attempt, DecisionOutcome.UNAVAILABLE, reason=_CANCELLED)
 
     def fell_back(
@@ -121,8 +122,12 @@ class Observer:
         reason: FallbackReason,
         disposition: Disposition,
         detail: dict[str, Any],
+        status: TransferStatus = TransferStatus.FALLBACK,
     ) -> None:
-        """Nothing was executed: the decision and, as its outcome, what was tried."""
+        """Nothing was executed: the decision and, as its outcome, what was tried.
+
+        `status` is how the transfer ended, where `detail` has no `result` that says so.
+        """
         recomputed = disposition is Disposition.RECOMPUTE
         attempt.reached(
             LifecycleState.RECOMPUTED if recomputed else LifecycleState.SKIPPED,
@@ -130,7 +135,13 @@ class Observer:
         )
         self.decided(attempt, DecisionOutcome.UNAVAILABLE, reason=reason.value)
         self._record_outcome(
-            attempt, OutcomeStatus.FELL_BACK, 0, physical=False, reason=reason.value, detail=detail
+            attempt,
+            OutcomeStatus.FELL_BACK,
+            0,
+            physical=False,
+            reason=reason.value,
+            detail=detail,
+            transfer=_ended(detail.get("result"), attempt, status),
         )
 
     def failed(self, attempt: Attempt, error: Exception) -> None:
@@ -145,6 +156,9 @@ class Observer:
         reason: str | None = None,
     ) -> None:
         """Record the decision of this attempt."""
+        self._tally.chose(attempt.kind, attempt.selection, attempt.rejected)
+        if (quota := attempt.inputs.get("quota")) is not None:
+            self._tally.exceeded(attempt.kind, quota["mode"], quota["exceeded"])
         grant, stored, caller = attempt.grant, attempt.stored, attempt.caller
         root_id = grant.lookup_id if grant else attempt.decision_id
         self._sink.record(
@@ -188,8 +202,14 @@ class Observer:
         self, attempt: Attempt, *, bytes_transferred: int, physical: bool, detail: dict[str, Any]
     ) -> None:
         """Record that what was decided was carried out: in bytes, or in the protocol alone."""
-        status = OutcomeStatus.COMPLETED if physical else OutcomeStatus.REGISTERED
-        self._record_outcome(attempt, status, bytes_transferred, physical=physical, detail=detail)
+        self._record_outcome(
+            attempt,
+            OutcomeStatus.COMPLETED if physical else OutcomeStatus.REGISTERED,
+            bytes_transferred,
+            physical=physical,
+            detail=detail,
+            transfer=TransferStatus.COMPLETED if physical else TransferStatus.REGISTERED,
+        )
 
     def _record_outcome(
         self,
@@ -199,9 +219,10 @@ class Observer:
         *,
         physical: bool,
         detail: dict[str, Any],
+        transfer: TransferStatus,
         reason: str | None = None,
     ) -> None:
-        self._count(attempt.kind.value, reason or status.value, bytes_transferred)
+        self._tally.executed(attempt.kind, reason or status.value, transfer, bytes_transferred)
         self._sink.record_outcome(
             Outcome(
                 outcome_id=self._ids.uuid7(),
@@ -216,6 +237,17 @@ class Observer:
                 detail=_json({"v": INPUTS_VERSION, **detail}),
             )
         )
+
+
+def _ended(
+    result: BackendActionResult | None, attempt: Attempt, otherwise: TransferStatus
+) -> TransferStatus:
+    """How the backend says that the transfer ended; where none was asked, why not."""
+    if result is not None and result.transfer_session is not None:
+        return result.transfer_session.result.status
+    quota = attempt.inputs.get("quota")
+    denied = quota is not None and quota["mode"] is QuotaMode.ENFORCED
+    return TransferStatus.REJECTED if denied else otherwise
 
 
 def _json(value: object) -> str:

@@ -1,7 +1,9 @@
 """Observe, after the fact: what the runtime did with a sink becomes the decision's outcome."""
 
+from collections import Counter
 from datetime import UTC, datetime, timedelta
-from typing import Final, Protocol
+from itertools import product
+from typing import Final, Literal, Protocol
 from uuid import UUID
 
 import msgspec
@@ -12,7 +14,9 @@ from app.contract.enums import FallbackReason
 from app.db.session import Database
 from app.decisions.record import INPUTS_VERSION, Outcome, OutcomeStatus
 from app.errors import ErrorCode, NexusError
+from app.execution.claims import StoredClaim
 from app.execution.names import option_of
+from app.execution.receipt import Receipt
 from app.execution.repository import claim_find
 from app.lifecycle.journey import payload_charge
 from app.quota.charges import release, release_payloads, release_worker
@@ -23,6 +27,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # further off than this is not believed.
 _MAX_SKEW_US: Final = 7 * 86_400 * 1_000_000
 _FLUSH_S: Final = 4.0
+Result = Literal["matched", "unmatched", "refused"]
+_RESULTS: Final[tuple[Result, ...]] = ("matched", "unmatched", "refused")
+_STATES: Final = ("consumed", "discarded", "expired")
 log = structlog.get_logger("nexuskv.sinks")
 
 
@@ -38,31 +45,41 @@ class OutcomeSink(Protocol):
 
 
 class SinkReports:
-    """Takes what workers tell of sinks. Everything may be told twice, and counts once."""
+    """Takes what workers tell of sinks. Everything may be told twice, and counts once.
+
+    `results` counts every report that was taken, by state and by what was made of it.
+    """
 
     def __init__(self, database: Database, outcomes: OutcomeSink, clock: Clock) -> None:
         self._database = database
         self._outcomes = outcomes
         self._clock = clock
+        self.results: Counter[tuple[str, ...]] = Counter(
+            dict.fromkeys(product(_STATES, _RESULTS), 0)
+        )
 
     async def take(self, worker: str, event: SinkEvent) -> None:
         """Returns once the report is stored. Raises DATABASE_UNAVAILABLE: it must come again.
 
         Whoever has a token may fill a sink by an order of its own, and name in it what it likes. So
-        a report counts only for the option that was consumed into this very sink; any other one is
-        taken, and nothing comes of it.
+        a report counts only for the option that was consumed into this very sink, and only from the
+        worker that has it: `worker` is who was authenticated. Any other one is taken, and nothing
+        comes of it.
         """
+        self.results[event.state, await self._take(worker, event)] += 1
+
+    async def _take(self, worker: str, event: SinkEvent) -> Result:
         option_id = option_of(event.session_id or "")
         if option_id is None:
-            return
+            return "unmatched"
         async with self._database.write() as session:
             claim = await claim_find(session, option_id)
             if claim is None or (claim.tenant, claim.sink_value) != (event.tenant, event.sink_id):
-                return
+                return "unmatched"
             await release(session, event.tenant, event.session_id or "", worker=worker)
-        decision_id = claim.decision_id if claim.consumed else None
-        if decision_id is not None:
-            await self._record(worker, event, decision_id)
+        if claim.decision_id is None or not _filled_by(worker, claim):
+            return "unmatched"
+        return await self._record(worker, event, claim.decision_id)
 
     async def gone(self, worker: str, payload_ids: tuple[str, ...]) -> None:
         """No tenant has these payloads there any more. Raises DATABASE_UNAVAILABLE."""
@@ -71,7 +88,8 @@ class SinkReports:
             await release_payloads(session, worker, charges)
 
     async def lost(self, worker: str, since: datetime) -> None:
-        """The worker's process is another one since then, or none: what it held is not held now.
+        """The worker's process is another one since then, or none, or it was silent for long: what
+        was charged for it before is not held now.
 
         Raises DATABASE_UNAVAILABLE.
         """
@@ -80,10 +98,10 @@ class SinkReports:
         if released:
             log.info("charges_released", worker=worker, charges=released)
 
-    async def _record(self, worker: str, event: SinkEvent, decision_id: UUID) -> None:
+    async def _record(self, worker: str, event: SinkEvent, decision_id: UUID) -> Result:
         if abs(event.at_us - self._clock.now_us()) > _MAX_SKEW_US:
             log.error("sink_report_refused", worker=worker, event_id=event.event_id)
-            return
+            return "refused"
         created_at = _EPOCH + timedelta(microseconds=event.at_us)
         consumed = event.state == "consumed"
         self._outcomes.record_outcome(
@@ -111,3 +129,11 @@ class SinkReports:
         )
         if not await self._outcomes.wait_flushed(self._outcomes.recorded, wait_s=_FLUSH_S):
             raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "the outcome could not be stored yet")
+        return "matched"
+
+
+def _filled_by(worker: str, claim: StoredClaim) -> bool:
+    """Whether the option is consumed, and it was this worker that verified the bytes."""
+    if not claim.consumed or claim.receipt is None:
+        return False
+    return msgspec.json.decode(claim.receipt, type=Receipt).target_worker == worker

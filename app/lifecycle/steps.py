@@ -3,6 +3,9 @@
 Undo is called for the step that failed as well, since it may have done half of its work: an undo
 of nothing is nothing. An undo that fails does not keep the others from being called; what it would
 have given back has an end of its own (a claim, a charge, a sink: all of them expire).
+
+The last step makes it final, and is not interrupted: a caller who goes away while it commits does
+not learn what became of it, but the record does.
 """
 
 import asyncio
@@ -13,6 +16,8 @@ from typing import Final, Protocol
 import structlog
 
 UNDO_S: Final = 5.0
+# For a last step whose caller went away: longer than a statement of the database may take.
+LAST_S: Final = 10.0
 log = structlog.get_logger("nexuskv.steps")
 
 
@@ -43,13 +48,16 @@ class Steps:
         self._undoing: set[asyncio.Task[None]] = set()
 
     async def run(self, steps: Sequence[Step]) -> End:
-        """GO_ON when every step was done. Whatever a step raises is raised once all is undone."""
+        """GO_ON when every step was done. Whatever a step raises is raised once all is undone.
+
+        Also GO_ON, and not cancelled, when it was cancelled while the last step did its work.
+        """
         begun: list[Step] = []
         end = End.GO_ON
         try:
             for step in steps:
                 begun.append(step)
-                end = await step.do()
+                end = await (_to_its_end(step) if step is steps[-1] else step.do())
                 if end is not End.GO_ON:
                     break
         except BaseException:
@@ -69,6 +77,25 @@ class Steps:
         task.add_done_callback(self._undoing.discard)
         # A caller that goes away meanwhile does not stop it.
         await asyncio.shield(task)
+
+
+async def _to_its_end(step: Step) -> End:
+    """What `step` comes to, also when this is cancelled meanwhile; only a failure is cut short."""
+    task = asyncio.create_task(step.do(), name="last step")
+    try:
+        return await asyncio.shield(task)
+    except asyncio.CancelledError:
+        try:
+            await asyncio.wait((task,), timeout=LAST_S)
+        finally:
+            task.cancel()
+        if not task.done() or task.cancelled() or task.exception() is not None:
+            raise
+        # It is done, so there is nothing to stop any more.
+        asking = asyncio.current_task()
+        assert asking is not None
+        asking.uncancel()
+        return task.result()
 
 
 async def _undo_all(begun: Sequence[Step]) -> None:

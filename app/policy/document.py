@@ -12,7 +12,13 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
-from app.contract.enums import BufferKind, MaterializationCapability, TierKind, TransferBackend
+from app.contract.enums import (
+    BufferKind,
+    MaterializationCapability,
+    TierKind,
+    TransferBackend,
+    Word,
+)
 from app.contract.findings import MAX_FINDINGS, Shape, refusal
 from app.contract.limits import U63, Name
 from app.policy.consistency import inconsistencies, with_value
@@ -23,7 +29,7 @@ _MAX_TENANT_CHARS = 128
 _UNIQUE = {"uniqueItems": True}
 
 
-class PolicyDeviceClass(StrEnum):
+class PolicyDeviceClass(Word):
     """The device classes a policy can name; every class it cannot counts as `other`."""
 
     CPU = "cpu"
@@ -148,8 +154,7 @@ def load_policy(text: bytes | str) -> ExecutionPolicy:
     """
     document = parse_document(text)
     found = list(_SHAPE.findings(document))
-    malformed = frozenset(finding.pointer for finding in found)
-    found += islice(inconsistencies(document, malformed), MAX_FINDINGS - len(found))
+    found += islice(inconsistencies(document), MAX_FINDINGS - len(found))
     if found or not isinstance(document, dict):
         raise refusal(_SHAPE.noun, [with_value(finding, document) for finding in found])
     return _SHAPE.accept(document)

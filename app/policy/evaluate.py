@@ -1,12 +1,14 @@
-"""What a policy says about one backend and one transfer. Pure, and a microsecond a question.
+"""What a policy says about backends and transfers. Pure, and under a microsecond a question.
 
 The lists that apply to each backend (the policy's, or its overlay's in their place) become sets
-once per policy, at its first question.
+once per policy, and the answers about a transfer are kept with it: every value of a question is a
+member of a closed enum, so there are a few thousand at most, and a fleet asks for a few.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final
+from typing import Final, NamedTuple
 
 from msgspec import UNSET
 
@@ -52,12 +54,19 @@ class FallbackCause(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class PolicyDenial:
-    """A refusal to let `backend` act: the rule of the policy, and the value it does not admit."""
+    """A refusal to let `backend` act: the rule of the policy, and the value it does not admit.
+
+    `detail` is what a record says of it.
+    """
 
     reason: DenialReason
     backend: TransferBackend
     pointer: str
     value: str | None = None
+    detail: str = field(init=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "detail", f"{self.reason} at {self.pointer}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,10 +87,28 @@ class _BackendRules:
     may_degrade: bool
 
 
+class Ruling(NamedTuple):
+    """What a policy says of one transfer: `denial` and `priority` of every backend."""
+
+    denials: Mapping[TransferBackend, PolicyDenial | None]
+    priorities: Mapping[TransferBackend, int]
+
+
+Question = tuple[
+    TierKind | None,
+    TierKind | None,
+    DeviceClass | PolicyDeviceClass | None,
+    BufferKind | None,
+    MaterializationCapability | None,
+]
+
+
 @dataclass(frozen=True, slots=True)
 class _Rules:
     backends: dict[TransferBackend, _BackendRules]
+    priorities: dict[TransferBackend, int]
     fallback: dict[FallbackCause, Disposition]
+    rulings: dict[Question, Ruling]
 
 
 # In the order of a question's values.
@@ -111,12 +138,30 @@ def denial(
 
     A value that the caller leaves None is not constrained.
     """
-    rules = _rules(policy).backends[backend]
+    question = (source_tier, target_tier, device_class, buffer_kind, capability)
+    return ruling(policy, question).denials[backend]
+
+
+def ruling(policy: ExecutionPolicy, question: Question) -> Ruling:
+    """Every backend at once; the question is (source tier, target tier, device class, buffer kind,
+    capability)."""
+    rules = _rules(policy)
+    found = rules.rulings.get(question)
+    if found is None:
+        found = rules.rulings[question] = Ruling(
+            {backend: _denial(backend, one, question) for backend, one in rules.backends.items()},
+            rules.priorities,
+        )
+    return found
+
+
+def _denial(
+    backend: TransferBackend, rules: _BackendRules, question: Question
+) -> PolicyDenial | None:
     if rules.barred is not None:
         return rules.barred
-    values = (source_tier, target_tier, device_class, buffer_kind, capability)
     for rule in rules.restrictions:
-        value = values[rule.dimension]
+        value = question[rule.dimension]
         if value is not None and value not in rule.allowed:
             return PolicyDenial(rule.reason, backend, rule.pointer, value.value)
     return None
@@ -128,7 +173,7 @@ def priority(policy: ExecutionPolicy, backend: TransferBackend) -> int:
     An override and a place may be equal: who registered first then goes first. UNRANKED for a
     backend with neither.
     """
-    return _rules(policy).backends[backend].priority
+    return _rules(policy).priorities[backend]
 
 
 def may_degrade(policy: ExecutionPolicy, backend: TransferBackend) -> bool:
@@ -144,14 +189,22 @@ def fallback_disposition(policy: ExecutionPolicy, cause: FallbackCause) -> Dispo
     return _rules(policy).fallback[cause]
 
 
+def prepare(policy: ExecutionPolicy) -> None:
+    """Does once, before the policy comes into force, what its first question would wait for."""
+    _rules(policy)
+
+
 def _rules(policy: ExecutionPolicy) -> _Rules:
     """Made at the first question, and kept with the policy as its other derived values are."""
     try:
         kept: _Rules = policy.__dict__[_KEPT_AS]
     except KeyError:
+        backends = {backend: _backend_rules(policy, backend) for backend in TransferBackend}
         kept = policy.__dict__[_KEPT_AS] = _Rules(
-            backends={backend: _backend_rules(policy, backend) for backend in TransferBackend},
+            backends=backends,
+            priorities={backend: one.priority for backend, one in backends.items()},
             fallback={cause: _disposition(policy, cause) for cause in FallbackCause},
+            rulings={},
         )
     return kept
 

@@ -16,6 +16,7 @@ from app.clock import Clock
 from app.db.session import Database
 from app.errors import NexusError
 from app.policy.document import ExecutionPolicy, load_policy
+from app.policy.evaluate import prepare
 from app.policy.repository import (
     Activation,
     StoredPolicy,
@@ -66,7 +67,10 @@ class PolicyStatus:
 
 
 class PolicyProvider:
-    """Follows the latest activation. Postgres away: the last known policy stays in force."""
+    """Follows the latest activation. Postgres away: the last known policy stays in force.
+
+    `changes` counts how often another one came into force.
+    """
 
     def __init__(
         self,
@@ -77,6 +81,7 @@ class PolicyProvider:
         interval_s: float = DEFAULT_INTERVAL_S,
     ) -> None:
         self._database = database
+        prepare(fallback)
         self._fallback = ActivePolicy(fallback, f"{_FILE}:{fallback.version}", None)
         self._clock = clock
         self._interval_s = interval_s
@@ -85,6 +90,7 @@ class PolicyProvider:
         self._refreshing = asyncio.Lock()
         self._reachable = True
         self._last_success_us = clock.monotonic_us()
+        self.changes = 0
         # Read on every request: replaced by polls alone, and by nobody else.
         self.current = self._fallback
 
@@ -168,6 +174,8 @@ class PolicyProvider:
 
     def _adopt(self, found: ActivePolicy) -> None:
         if found is not self.current:
+            prepare(found.policy)
+            self.changes += 1
             _log.info("policy_in_force", label=found.label, before=self.current.label)
         self._fault = None
         self.current = found

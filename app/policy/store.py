@@ -29,7 +29,7 @@ MAX_MESSAGE_CHARS: Final = 1024
 MAX_ACTIVATIONS: Final = 20
 # `expected` of `activate` when the caller requires that nothing was ever activated.
 NO_ACTIVATION: Final = 0
-# Reading a large document takes a thread tenths of a second; others wait their turn.
+# Reading a large document takes a thread tens of milliseconds; others wait their turn.
 _READS_AT_ONCE: Final = 2
 
 
@@ -42,17 +42,27 @@ class Activated:
 
 
 class PolicyStore:
-    """The stored policies. Every method raises DATABASE_UNAVAILABLE when Postgres is away."""
+    """The stored policies. Every method raises DATABASE_UNAVAILABLE when Postgres is away.
+
+    `documents` and `activations` count what was asked of this process, by what became of it.
+    """
 
     def __init__(self, database: Database, clock: Clock) -> None:
         self._database = database
         self._clock = clock
         self._reads = asyncio.Semaphore(_READS_AT_ONCE)
+        self.documents = dict.fromkeys(("stored", "known", "refused", "valid", "invalid"), 0)
+        self.activations = dict.fromkeys(("changed", "unchanged", "refused"), 0)
 
-    async def read(self, text: bytes | str) -> ExecutionPolicy:
+    async def check(self, text: bytes | str) -> ExecutionPolicy:
         """`load_policy` off the event loop; stores nothing. Raises what that raises."""
-        async with self._reads:
-            return await asyncio.to_thread(load_policy, text)
+        try:
+            policy = await self._read(text)
+        except NexusError:
+            self.documents["invalid"] += 1
+            raise
+        self.documents["valid"] += 1
+        return policy
 
     async def push(
         self, text: bytes | str, author: str, message: str | None = None
@@ -63,7 +73,18 @@ class PolicyStore:
         `load_policy` raises, with every finding, and INVALID_FIELD for a message.
         """
         _check_message(message)
-        policy = await self.read(text)
+        try:
+            policy = await self._read(text)
+        except NexusError:
+            self.documents["refused"] += 1
+            raise
+        stored, created = await self._store(policy, text, author, message)
+        self.documents["stored" if created else "known"] += 1
+        return stored, created
+
+    async def _store(
+        self, policy: ExecutionPolicy, text: bytes | str, author: str, message: str | None
+    ) -> tuple[StoredPolicy, bool]:
         digest = bytes.fromhex(policy.content_sha256)
         source = text if isinstance(text, str) else text.decode("utf-8")
         new = NewPolicy(
@@ -83,6 +104,10 @@ class PolicyStore:
             stored = await policy_by_sha256(session, digest)
         assert stored is not None
         return stored, created
+
+    async def _read(self, text: bytes | str) -> ExecutionPolicy:
+        async with self._reads:
+            return await asyncio.to_thread(load_policy, text)
 
     async def get(self, number: int) -> StoredPolicy | None:
         """The version with this number; None when there is none."""
@@ -132,6 +157,18 @@ class PolicyStore:
         says. `expected` holds the activation ids one of which must be the latest (NO_ACTIVATION for
         none yet): POLICY_CHANGED when it is another. Raises NOT_FOUND for an unknown number.
         """
+        try:
+            found = await self._activate(number, author, message, expected)
+        except NexusError as error:
+            # With the database away nothing was decided about it.
+            self.activations["refused"] += not error.retryable
+            raise
+        self.activations["changed" if found.changed else "unchanged"] += 1
+        return found
+
+    async def _activate(
+        self, number: int, author: str, message: str | None, expected: frozenset[int] | None
+    ) -> Activated:
         _check_message(message)
         if not 1 <= number <= MAX_I63:
             raise no_policy(number)

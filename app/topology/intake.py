@@ -12,6 +12,7 @@ import structlog
 from app.clock import Clock
 from app.db.session import Database
 from app.errors import ErrorCode, FieldError, NexusError
+from app.settings import DEFAULT_WORKER_LOST_S
 from app.topology.directory import WorkerDirectory
 from app.topology.hosts import HostAllowList, check_host
 from app.topology.repository import WorkerWrite, worker_claim, worker_forget
@@ -25,6 +26,9 @@ MAX_WORKERS: Final = 1_000
 # Heartbeats come this often, unless silence is judged sooner than five of them.
 _HEARTBEAT_S: Final = 1.0
 _BEATS_OF_SILENCE: Final = 5
+# How often it is looked for workers that are lost.
+_LOST_CHECK_S: Final = 30.0
+_CHECKS_OF_LOSS: Final = 4
 # The worker waits five seconds for its answer; events that are not through by then come again.
 _EVENTS_S: Final = 2.5
 _US_PER_S: Final = 1_000_000
@@ -39,7 +43,8 @@ class WorkerIntake:
     `on_sink_event` and `on_gone` return once their news is as durable as it has to be; what they
     raise for is not acknowledged, and the worker sends it again. Without `on_sink_event` no event
     is acknowledged. `on_new_instance` is told since when a name has its process, or that it was
-    forgotten: what was held under that name before is lost. It may be told so again.
+    forgotten, or silent for `lost_s`: what was held under that name before is lost. It may be told
+    so again.
     """
 
     def __init__(
@@ -50,6 +55,7 @@ class WorkerIntake:
         clock: Clock,
         *,
         silence_s: float,
+        lost_s: float = DEFAULT_WORKER_LOST_S,
         on_sink_event: OnSinkEvent | None = None,
         on_gone: OnGone | None = None,
         on_new_instance: OnNewInstance | None = None,
@@ -59,6 +65,7 @@ class WorkerIntake:
         self._hosts = hosts
         self._clock = clock
         self._silence = timedelta(seconds=silence_s)
+        self._lost_s = lost_s
         self._heartbeat_s = min(_HEARTBEAT_S, silence_s / _BEATS_OF_SILENCE)
         self._on_sink_event = on_sink_event
         self._on_gone = on_gone
@@ -99,6 +106,39 @@ class WorkerIntake:
         if self._on_new_instance is not None:
             await self._on_new_instance(name, self._clock.now())
         return forgotten
+
+    async def watch_lost(self) -> None:
+        """`release_lost` again and again, for as long as the process runs."""
+        failing = False
+        while True:
+            await asyncio.sleep(min(_LOST_CHECK_S, self._lost_s / _CHECKS_OF_LOSS))
+            try:
+                await self.release_lost()
+            except Exception as error:  # noqa: BLE001 - what is not given back now is tried again
+                if not failing:
+                    log.warning("lost_workers_not_released", cause=repr(error))
+                failing = True
+            else:
+                failing = False
+
+    async def release_lost(self) -> None:
+        """Tell of workers that were silent for `lost_s`: nobody is charged for them any longer.
+
+        Silent for now, too: while Postgres is away nobody is, however long ago its heartbeat was.
+        Raises DATABASE_UNAVAILABLE.
+        """
+        if self._on_new_instance is None:
+            return
+        await self._directory.poll()
+        lost = [
+            worker.name
+            for worker in self._directory.workers()
+            if not worker.available and worker.heartbeat_age_us >= self._lost_s * _US_PER_S
+        ]
+        # Whoever is silent was not heard since: what is charged later is for one that came back.
+        before = self._clock.now() - self._silence
+        for name in lost:
+            await self._on_new_instance(name, before)
 
     async def _take(self, name: str, heartbeat: Heartbeat) -> HeartbeatAnswer:
         check_host("url", heartbeat.url, self._hosts)

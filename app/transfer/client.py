@@ -18,6 +18,7 @@ import structlog
 from app.clock import Clock
 from app.contract.enums import TransferStatus
 from app.transfer.faults import WorkerCallError, WorkerFault
+from app.transfer.grants import fetch_grant, transfer_grant
 from app.transfer.lane import ORDERS, Call, Lane, LaneLimits, Reply
 from app.transfer.tokens import Direction, Grant, TokenKeys
 from app.transfer.wire import (
@@ -147,7 +148,7 @@ class WorkerClient:
         call = Call(
             "POST",
             ORDERS,
-            self._token(_transfer_grant(worker, tenant, order), deadline_s),
+            self._token(transfer_grant(worker, tenant, order), deadline_s),
             deadline_s,
             body,
         )
@@ -170,7 +171,7 @@ class WorkerClient:
         Raises WorkerCallError.
         """
         _check_id(order.session_id)
-        token = self._token(_transfer_grant(worker, tenant, order), deadline_s)
+        token = self._token(transfer_grant(worker, tenant, order), deadline_s)
         path = f"{ORDERS}/{order.session_id}"
         call = Call("DELETE", path, token, deadline_s, urgent=True)
         reply = await self._ask("cancel", worker, call)
@@ -222,13 +223,16 @@ class WorkerClient:
         wire_s = min(_MAX_WIRE_S, deadline_s - margin_s)
         source = order.source
         if source.worker != worker:
-            source = self._reachable(source, tenant, deadline_s)
+            source = self._reachable(worker, order, tenant, deadline_s)
         return msgspec.structs.replace(order, source=source, wait_s=wire_s, deadline_s=wire_s)
 
-    def _reachable(self, source: TransferSource, tenant: str, deadline_s: float) -> TransferSource:
-        address = source.data_address or self._address(source.worker).data_address
-        grant = Grant(source.worker, tenant, Direction.FETCH, payload_id=source.payload_id)
-        token = source.token or self._token(grant, deadline_s)
+    def _reachable(
+        self, worker: str, order: NewTransfer, tenant: str, deadline_s: float
+    ) -> TransferSource:
+        """The source with the address that we know it by, whatever the order says of it."""
+        source = order.source
+        address = self._address(source.worker).data_address
+        token = self._token(fetch_grant(worker, tenant, order, address), deadline_s)
         return msgspec.structs.replace(source, data_address=address, token=token)
 
     def _answered(self, reply: Reply, order: NewTransfer) -> TransferFacts:
@@ -346,16 +350,6 @@ class WorkerClient:
             now_s=self._clock.now_us() // _US_PER_S,
             ttl_s=math.ceil(deadline_s) + _TOKEN_SPARE_S,
         )
-
-
-def _transfer_grant(worker: str, tenant: str, order: NewTransfer) -> Grant:
-    return Grant(
-        worker,
-        tenant,
-        Direction.TRANSFER,
-        payload_id=order.source.payload_id,
-        sink_id=order.target_sink_id or "",
-    )
 
 
 def _check_id(text: str) -> None:

@@ -1,10 +1,13 @@
 """The framing of the data port: how one worker asks another for a payload's bytes.
 
-One fetch to a connection. The destination sends a frame with a `FetchRequest`; the source answers
-with a frame of `FetchAnswer` and, when that says OK, exactly `payload_bytes` raw bytes, then a
-trailer that repeats the checksum, so that a byte too many or too few is seen without waiting for
-the end of the connection. The destination confirms with one byte: until then the source keeps the
-payload pinned, because `sendfile` hands the kernel pages, not copies of them.
+One fetch at a time on a connection. The destination sends a frame with a `FetchRequest`; the
+source answers with a frame of `FetchAnswer` and, when that says OK, exactly `payload_bytes` raw
+bytes, then a trailer that repeats the checksum, so that a byte too many or too few is seen without
+waiting for the end of the connection. The destination confirms with one byte: until then the source
+keeps the payload pinned, because `sendfile` hands the kernel pages, not copies of them. After that
+the next request may follow. Either side may close a connection that rests; a source also closes it
+after an answer that is not OK. Who asked on a connection that had rested, and saw it end before the
+first byte of an answer, asks again on a new one.
 
 A frame is: magic, version, three zero bytes, the header's length, and the header as JSON.
 """
@@ -18,13 +21,13 @@ from msgspec import Meta, Struct
 
 from app.contract.limits import U63, Detail
 from app.transfer.tokens import MAX_TOKEN_CHARS
-from app.transfer.wire import Checksum, PayloadId
+from app.transfer.wire import Checksum, PayloadId, SinkId, WorkerName
 
 MAX_HEADER_BYTES: Final = 16 * 1024
 CONFIRMATION: Final = b"\x06"
 
 _MAGIC: Final = b"NKVD"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _PREFIX: Final = struct.Struct(">4sB3xI")
 _TRAILER: Final = struct.Struct(">4s16s")
 _TRAILER_MAGIC: Final = b"NKVE"
@@ -37,6 +40,10 @@ T = TypeVar("T")
 
 class FrameError(ValueError):
     """What arrived is no frame of this protocol; the message says why."""
+
+
+class NoFrameError(FrameError):
+    """The connection ended where a frame would have begun."""
 
 
 class FetchStatus(StrEnum):
@@ -52,10 +59,17 @@ class FetchStatus(StrEnum):
 
 
 class FetchRequest(Struct, frozen=True, forbid_unknown_fields=True):
-    """One payload, please. A stated size or checksum that differs is refused before any byte."""
+    """One payload, please, for `target_worker`: into a sink of it, or to be a payload there.
+
+    The token is for all of these. A stated size or checksum that differs is refused before any
+    byte.
+    """
 
     token: Annotated[str, Meta(max_length=MAX_TOKEN_CHARS)]
     payload_id: PayloadId
+    target_worker: WorkerName
+    sink_id: SinkId | None = None
+    target_payload_id: PayloadId | None = None
     payload_bytes: U63 | None = None
     checksum: Checksum | None = None
 

@@ -94,8 +94,9 @@ class FinishSink(Struct, frozen=True, forbid_unknown_fields=True):
 class TransferSource(Struct, frozen=True, forbid_unknown_fields=True):
     """Where the bytes are. `data_address` is the source worker's data port, host:port.
 
-    `token` is a FETCH token for that worker and payload; both are ignored when the source is the
-    worker that receives the order.
+    `token` is a FETCH token for that worker, payload and target, and vouches for that address: the
+    receiver connects nowhere else. Both are ignored when the source is the worker that receives the
+    order.
     """
 
     worker: WorkerName
@@ -111,8 +112,8 @@ class NewTransfer(Struct, frozen=True, forbid_unknown_fields=True):
     """`POST /v1/transfers` to the destination, which pulls. Exactly one of the targets is given.
 
     The same `session_id` with the same order is the same transfer: it is joined while it runs,
-    answered again when it completed, and tried anew when it failed or was cancelled. With another
-    order it is refused. The answer comes when the transfer ended, or after `wait_s`.
+    answered again when it completed and its bytes are still there, and tried anew otherwise. With
+    another order it is refused. The answer comes when the transfer ended, or after `wait_s`.
     """
 
     session_id: SessionId

@@ -1,8 +1,9 @@
 """The source's side of the data port: pinned bytes, from the memfd to the socket by `sendfile`.
 
-One thread accepts; each connection has a thread of its own, up to a limit, beyond which the answer
-is `busy`. A payload stays pinned until the destination confirmed, or the connection is dropped
-together with what it had queued.
+One thread accepts; each connection has a thread of its own, up to a limit. Beyond it a connection
+that rests between two fetches makes room, and where none does the answer is `busy`. A payload stays
+pinned until the destination confirmed, or the connection is dropped together with what it had
+queued.
 """
 
 import os
@@ -25,7 +26,7 @@ from app.transfer.frames import (
     frame,
     trailer,
 )
-from app.transfer.tokens import Direction, TokenKeys, require
+from app.transfer.tokens import TokenKeys, require_fetch
 from app.worker.deadline import Deadline
 from app.worker.failure import TransferFailedError
 from app.worker.payloads import Payloads, PinnedPayload
@@ -37,11 +38,14 @@ from app.worker.sockets import (
     receive_header,
     send_all,
     shut,
+    wait_for_more,
 )
 
 MAX_CONNECTIONS: Final = 64
 # A peer has this long to say what it wants, and for each later step.
 REQUEST_S: Final = 5.0
+# A connection may rest so long before its next request.
+REST_S: Final = 15.0
 STEP_S: Final = 10.0
 # No payload is pinned by one fetch for longer.
 SEND_S: Final = 600.0
@@ -76,6 +80,8 @@ class DataPort:
         # Told whenever a connection ends.
         self._lock = threading.Condition()
         self._open: set[socket.socket] = set()
+        # Of these, the ones that rest: the longest first.
+        self._resting: dict[socket.socket, None] = {}
         self._closing = False
         self._threads = ThreadPoolExecutor(max_connections, "data-port")
         self._accepting = threading.Thread(target=self._accept, name="data-port-accept")
@@ -97,6 +103,8 @@ class DataPort:
         if self._accepting.ident is not None:
             self._accepting.join()
         with self._lock:
+            for connection in self._resting:
+                shut(connection)
             self._lock.wait_for(lambda: not self._open, grace_s)
             for connection in self._open:
                 shut(connection)
@@ -114,6 +122,12 @@ class DataPort:
                 _log.warning("accept_failed", reason=str(error))
                 continue
             with self._lock:
+                if len(self._open) >= self._max_connections and self._resting:
+                    resting = next(iter(self._resting))
+                    del self._resting[resting]
+                    self._open.discard(resting)
+                    # Its thread sees the end, and is free for this connection.
+                    shut(resting)
                 full = len(self._open) >= self._max_connections
                 if not full:
                     self._open.add(connection)
@@ -132,7 +146,8 @@ class DataPort:
         try:
             prepare(connection)
             bound_steps(connection, REQUEST_S)
-            self._answer(connection)
+            while self._answer(connection) and self._rested(connection):
+                pass
         except (OSError, TransferFailedError) as error:
             with self._lock:
                 self.broken += 1
@@ -145,20 +160,39 @@ class DataPort:
                 self._lock.notify_all()
             connection.close()
 
-    def _answer(self, connection: socket.socket) -> None:
+    def _rested(self, connection: socket.socket) -> bool:
+        """Wait for the next request; whether one has begun, and is to be answered."""
+        with self._lock:
+            if self._closing:
+                return False
+            self._resting[connection] = None
+        came = wait_for_more(connection, REST_S)
+        with self._lock:
+            # It may have had to make room meanwhile; who asked then asks again elsewhere.
+            wanted = connection in self._resting
+            self._resting.pop(connection, None)
+        return came and wanted
+
+    def _answer(self, connection: socket.socket) -> bool:
+        """Serve one fetch; whether another may follow on this connection."""
         try:
             left_s = Deadline(self._clock, REQUEST_S).left_s
             request = receive_header(connection, FetchRequest, left_s)
             grant = self._keys.verify(
                 request.token, worker=self._node, now_s=self._clock.now_us() // 1_000_000
             )
-            require(grant, Direction.FETCH, payload_id=request.payload_id)
+            require_fetch(
+                grant,
+                payload_id=request.payload_id,
+                target_worker=request.target_worker,
+                sink_id=request.sink_id or "",
+                target_payload_id=request.target_payload_id or "",
+            )
             with self._payloads.pin(grant.tenant, request.payload_id) as pinned:
                 refusal = _refusal(request, pinned)
                 if refusal is None:
                     self._count(FetchStatus.OK)
-                    self._send(connection, pinned)
-                    return
+                    return self._send(connection, pinned)
         except FrameError as error:
             refusal = FetchAnswer(FetchStatus.BAD_REQUEST, detail=str(error))
         except NexusError as error:
@@ -166,12 +200,15 @@ class DataPort:
             status = FetchStatus.MISSING if missing else FetchStatus.UNAUTHORIZED
             refusal = FetchAnswer(status, detail=error.message)
         self._count(refusal.status)
+        bound_steps(connection, REQUEST_S)
         send_all(connection, frame(refusal))
         # Closing on bytes that nobody read would reset the connection, and the answer with it.
         connection.shutdown(socket.SHUT_WR)
         receive_exactly(connection, _REFUSED_BYTES)
+        return False
 
-    def _send(self, connection: socket.socket, pinned: PinnedPayload) -> None:
+    def _send(self, connection: socket.socket, pinned: PinnedPayload) -> bool:
+        """Whether the destination confirmed."""
         facts = pinned.facts
         deadline = Deadline(self._clock, SEND_S)
         bound_steps(connection, STEP_S)
@@ -196,6 +233,7 @@ class DataPort:
         with self._lock:
             self.sent_bytes += facts.payload_bytes
             self.broken += not confirmed
+        return confirmed
 
     def _count(self, status: FetchStatus) -> None:
         with self._lock:

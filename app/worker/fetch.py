@@ -17,10 +17,12 @@ from app.transfer.frames import (
     FetchRequest,
     FetchStatus,
     FrameError,
+    NoFrameError,
     frame,
     parse_trailer,
 )
 from app.transfer.wire import TransferFailure
+from app.worker.connections import Connections
 from app.worker.deadline import Deadline
 from app.worker.failure import TransferFailedError
 from app.worker.sockets import (
@@ -62,17 +64,17 @@ class Stop:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._connection: socket.socket | None = None
-        self._is_set = False
+        self.is_set = False
 
     def set(self) -> None:
         with self._lock:
-            self._is_set = True
+            self.is_set = True
             if self._connection is not None:
                 shut(self._connection)
 
     def check(self) -> None:
         """Raises TransferFailedError (cancelled) once it was set."""
-        if self._is_set:
+        if self.is_set:
             raise TransferFailedError(TransferFailure.CANCELLED, "the transfer was cancelled")
 
     def watch(self, connection: socket.socket) -> None:
@@ -93,26 +95,28 @@ class Fetch:
     Each raises TransferFailedError with the failure that the transfer reports.
     """
 
-    def __init__(self, address: str, request: FetchRequest, deadline: Deadline, stop: Stop) -> None:
+    def __init__(
+        self,
+        address: str,
+        request: FetchRequest,
+        deadline: Deadline,
+        stop: Stop,
+        connections: Connections,
+    ) -> None:
         self._address = address
         self._request = request
         self._deadline = deadline
         self._stop = stop
+        self._connections = connections
         self._connection: socket.socket | None = None
         self._stated: Stated | None = None
+        # Every byte of the answer was read, and the source waits for the next request.
+        self._done = False
 
     def open(self) -> Stated:
         """Connect, ask, and return what the source states."""
         try:
-            address = parse_address(self._address)
-            self._stop.check()
-            connection = socket.create_connection(address, min(CONNECT_S, self._deadline.left_s()))
-            self._connection = connection
-            self._stop.watch(connection)
-            prepare(connection)
-            self._bound()
-            send_all(connection, frame(self._request))
-            answer = receive_header(connection, FetchAnswer)
+            answer = self._ask()
         except FrameError as error:
             raise self._failed(
                 TransferFailure.SOURCE_REFUSED, f"no valid answer: {error}"
@@ -162,6 +166,7 @@ class Fetch:
                     TransferFailure.CHECKSUM_MISMATCH, "the source states two checksums"
                 )
             send_all(connection, CONFIRMATION)
+            self._done = True
         except OSError as error:
             raise self._failed(
                 TransferFailure.SOURCE_UNREACHABLE,
@@ -170,10 +175,37 @@ class Fetch:
         return digest.hexdigest()
 
     def close(self) -> None:
-        if self._connection is not None:
-            self._stop.forget()
-            self._connection.close()
-            self._connection = None
+        """Leave the connection to the next fetch where this one is whole, else close it."""
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        self._stop.forget()
+        if self._done and not self._stop.is_set:
+            self._connections.give(self._address, connection)
+        else:
+            connection.close()
+
+    def _ask(self) -> FetchAnswer:
+        self._stop.check()
+        resting = self._connections.take(self._address)
+        if resting is not None:
+            try:
+                return self._asked(resting)
+            except (NoFrameError, ConnectionError):
+                # It was closed as we asked, before the first byte of an answer.
+                self.close()
+        self._stop.check()
+        address = parse_address(self._address)
+        connection = socket.create_connection(address, min(CONNECT_S, self._deadline.left_s()))
+        prepare(connection)
+        return self._asked(connection)
+
+    def _asked(self, connection: socket.socket) -> FetchAnswer:
+        self._connection = connection
+        self._stop.watch(connection)
+        self._bound()
+        send_all(connection, frame(self._request))
+        return receive_header(connection, FetchAnswer)
 
     def _bound(self) -> None:
         self._stop.check()

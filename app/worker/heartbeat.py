@@ -23,6 +23,10 @@ _TOKEN_S: Final = 60
 _FIRST_BACKOFF_S: Final = 0.5
 # Below the silence that makes a worker unavailable: after an outage of the API it is heard in time.
 _MOST_BACKOFF_S: Final = 2.0
+# An API that stops often takes its workers along a moment later; a pause that short is no warning.
+_LOUD_AFTER: Final = 5
+# One warning a minute, about, while it stays away.
+_LOUD_EVERY: Final = 30
 # Whatever the API asks for: no busy loop, and no silence that looks like death.
 _LEAST_PERIOD_S: Final = 0.1
 _MOST_PERIOD_S: Final = 10.0
@@ -61,17 +65,17 @@ class Heartbeats:
         self._client = httpx.AsyncClient(timeout=TIMEOUT_S, trust_env=False)
         self.sent = 0
         self.failed = 0
+        # The worker is about to end: an API that is gone already is no news.
+        self.stopping = False
+        self._in_a_row = 0
 
     async def run(self) -> None:
         """Beat every period, at once when there are news; after a failure later and later."""
-        failures = 0
         while True:
             period_s = await self.send()
             if period_s is None:
-                failures += 1
-                await asyncio.sleep(self._backoff_s(failures))
+                await asyncio.sleep(self._backoff_s(self._in_a_row))
                 continue
-            failures = 0
             try:
                 async with asyncio.timeout(period_s):
                     await self._outbox.wake.wait()
@@ -106,9 +110,16 @@ class Heartbeats:
             taken = msgspec.json.decode(answer.content, type=HeartbeatAnswer)
         except (httpx.HTTPError, TimeoutError, msgspec.DecodeError) as error:
             self.failed += 1
-            _log.warning("heartbeat_failed", reason=str(error) or type(error).__name__)
+            self._in_a_row += 1
+            write = _log.warning if self._is_news(error) else _log.info
+            write(
+                "heartbeat_failed",
+                reason=str(error) or type(error).__name__,
+                in_a_row=self._in_a_row,
+            )
             return None
         self.sent += 1
+        self._in_a_row = 0
         self._outbox.taken(taken.accepted_events, news.gone_payloads)
         return min(max(taken.heartbeat_s, _LEAST_PERIOD_S), _MOST_PERIOD_S)
 
@@ -126,6 +137,13 @@ class Heartbeats:
     def _token(self) -> str:
         grant = Grant(API_AUDIENCE, self._node, Direction.REGISTER)
         return self._keys.sign(grant, now_s=self._clock.now_us() // 1_000_000, ttl_s=_TOKEN_S)
+
+    def _is_news(self, error: Exception) -> bool:
+        """Whether somebody should look: the API refuses this worker, or is away for a while."""
+        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+            return True
+        loud = self._in_a_row == _LOUD_AFTER or self._in_a_row % _LOUD_EVERY == 0
+        return loud and not self.stopping
 
     def _backoff_s(self, failures: int) -> float:
         """Twice as long each time, up to a limit; between half of that and all of it."""

@@ -3,40 +3,39 @@
 Every `/v1` route takes a token that was signed for exactly this, and acts for the token's tenant.
 """
 
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Final, Literal
 
 import msgspec
 from fastapi import FastAPI, Request
 from fastapi.responses import Response
-from starlette.routing import Route
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from app.clock import Clock, IdSource
 from app.contract.findings import Shape
-from app.errors import ErrorCode, FieldError, NexusError
 from app.http_limits import BodyLimitMiddleware
 from app.problem import install_handlers
 from app.request_context import RequestContextMiddleware
 from app.transfer.tokens import Direction, require
-from app.transfer.wire import FinishSink, NewSink, NewTransfer
+from app.transfer.wire import FinishSink, NewSink
 from app.worker.access import Access
 from app.worker.metrics import WorkerMetrics
+from app.worker.openapi import worker_document
+from app.worker.orders import MAX_BODY_BYTES, ORDERS, Orders
 from app.worker.payloads import Payloads
 from app.worker.ranges import Content, ContentResponse
 from app.worker.sinks import Sinks
 from app.worker.transfers import Transfers
 from app.worker.upload import Upload, valid_id
 
-MAX_BODY_BYTES: Final = 64 * 1024
 _PAYLOADS: Final = "/v1/payloads/"
 
 Endpoint = Callable[[Request], Awaitable[Response]]
 
 _new_sink = Shape(NewSink, "sink")
 _finish_sink = Shape(FinishSink, "order")
-_new_transfer = Shape(NewTransfer, "transfer")
 
 
 def create_worker_app(
@@ -49,17 +48,44 @@ def create_worker_app(
     clock: Clock,
     ids: IdSource,
     ready: Callable[[], bool],
-) -> ASGIApp:
-    """The control port as an ASGI application."""
+) -> "WorkerApp":
+    """The control port."""
     app = FastAPI(title="NexusKV worker", openapi_url=None, docs_url=None, redoc_url=None)
     _add_payloads(app, payloads, access)
     _add_sinks(app, sinks, access)
-    _add_transfers(app, transfers, access)
+    orders = _add_transfers(app, transfers, access)
     _add_probes(app, metrics, ready)
     install_handlers(app)
     app.add_middleware(_SmallBodies)
-    app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=metrics)
-    return app
+    ahead = _OrdersFirst(orders, app)
+    context = RequestContextMiddleware(ahead, clock=clock, ids=ids, metrics=metrics)
+    return WorkerApp(context, app.router.routes)
+
+
+class WorkerApp:
+    """The control port as an ASGI application, and the routes that it has."""
+
+    def __init__(self, app: ASGIApp, routes: Sequence[BaseRoute]) -> None:
+        self._app = app
+        self.routes = routes
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
+
+
+class _OrdersFirst:
+    """Orders for transfers skip the framework: its layers would cost as much as a small one."""
+
+    def __init__(self, orders: "_NamedRoute", app: ASGIApp) -> None:
+        self._orders = orders
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and scope["path"] == ORDERS and scope["method"] == "POST":
+            scope["route"] = self._orders
+            await self._orders.app(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
 
 
 class _SmallBodies:
@@ -172,8 +198,11 @@ def _add_sinks(app: FastAPI, sinks: Sinks, access: Access) -> None:
         return await finish(request, "discarded")
 
 
-def _add_transfers(app: FastAPI, transfers: Transfers, access: Access) -> None:
-    path = "/v1/transfers/{session_id}"
+def _add_transfers(app: FastAPI, transfers: Transfers, access: Access) -> _NamedRoute:
+    """The route of orders among them."""
+    path = ORDERS + "/{session_id}"
+    orders = _NamedRoute(ORDERS, Orders(transfers, access), methods=["POST"])
+    app.router.routes.append(orders)
 
     def known(request: Request) -> tuple[str, str]:
         """Tenant and session; the token is for the payload and sink of that transfer."""
@@ -190,22 +219,6 @@ def _add_transfers(app: FastAPI, transfers: Transfers, access: Access) -> None:
         )
         return grant.tenant, session_id
 
-    @_at(app, "/v1/transfers", "POST")
-    async def order_transfer(request: Request) -> Response:
-        grant = access.grant(request.scope["headers"])
-        order = _new_transfer.accept(await request.body())
-        require(
-            grant,
-            Direction.TRANSFER,
-            payload_id=order.source.payload_id,
-            sink_id=order.target_sink_id or "",
-        )
-        if (order.target_sink_id is None) == (order.target_payload_id is None):
-            message = "give either target_sink_id or target_payload_id"
-            finding = FieldError("/target_sink_id", ErrorCode.INVALID_FIELD, message)
-            raise NexusError(ErrorCode.INVALID_FIELD, message, errors=[finding])
-        return _json(await transfers.order(grant.tenant, order))
-
     @_at(app, path, "GET")
     async def get_transfer(request: Request) -> Response:
         return _json(transfers.facts(*known(request)))
@@ -213,6 +226,8 @@ def _add_transfers(app: FastAPI, transfers: Transfers, access: Access) -> None:
     @_at(app, path, "DELETE")
     async def cancel_transfer(request: Request) -> Response:
         return _json(await transfers.cancel(*known(request)))
+
+    return orders
 
 
 def _add_probes(app: FastAPI, metrics: WorkerMetrics, ready: Callable[[], bool]) -> None:
@@ -229,6 +244,10 @@ def _add_probes(app: FastAPI, metrics: WorkerMetrics, ready: Callable[[], bool])
     async def scrape(_: Request) -> Response:
         body, media_type = metrics.render()
         return Response(body, media_type=media_type)
+
+    @_at(app, "/openapi.json", "GET")
+    async def openapi(_: Request) -> Response:
+        return _json(worker_document())
 
 
 def _json(value: Any, status: int = 200) -> Response:

@@ -15,13 +15,13 @@ from typing import Final, Protocol, TypeVar
 
 from app.contract.enums import TransferBackend
 from app.errors import NexusError
-from app.transfer.frames import FetchRequest
 from app.transfer.wire import NewTransfer, TransferFailure
 from app.worker.arena import Block
 from app.worker.deadline import Deadline
 from app.worker.failure import TransferFailedError
-from app.worker.fetch import Fetch, Stated, Stop, copy
+from app.worker.fetch import Stated, Stop, copy
 from app.worker.payloads import Payloads
+from app.worker.sources import Sources
 from app.worker.targets import Target, reserve
 
 BACKENDS: Final = (TransferBackend.BASELINE_TRANSPORT, TransferBackend.STAGED_COPY)
@@ -42,6 +42,7 @@ class Movement:
 
     node: str
     payloads: Payloads
+    sources: Sources
     threads: Executor
     tenant: str
     order: NewTransfer
@@ -57,11 +58,14 @@ class Movement:
         try:
             with ExitStack() as held:
                 source = held.enter_context(self._source())
-                stated = self._checked(await source.open())
-                self._go_on()
-                block = target.accept(stated.payload_bytes)
-                checksum = await self._fill(source, stated, block, held)
-                self._go_on()
+                if isinstance(source, _There) and self._in_one_go(target):
+                    stated, checksum = await source.all_into(target)
+                else:
+                    stated = self.checked(await source.open())
+                    self.go_on()
+                    block = target.accept(stated.payload_bytes)
+                    checksum = await self._fill(source, stated, block, held)
+                self.go_on()
             completing = True
             target.complete(checksum)
         except BaseException:
@@ -70,6 +74,10 @@ class Movement:
             raise
         return stated
 
+    def _in_one_go(self, target: Target) -> bool:
+        """Whether one visit of a thread is enough: its memory is there before the length is."""
+        return target.any_thread and self.order.backend is TransferBackend.BASELINE_TRANSPORT
+
     async def _fill(self, source: _Source, stated: Stated, block: Block, held: ExitStack) -> str:
         arena = self.payloads.arena
         if self.order.backend is not TransferBackend.STAGED_COPY:
@@ -77,7 +85,7 @@ class Movement:
         staging = reserve(self.payloads, stated.payload_bytes)
         held.callback(arena.retire, staging)
         _same(stated, await source.into(arena.view(staging)))
-        self._go_on()
+        self.go_on()
         return _same(stated, await self.copied(arena.view(staging), arena.view(block)))
 
     async def copied(self, source: memoryview, target: memoryview) -> str:
@@ -89,7 +97,7 @@ class Movement:
     async def in_thread(self, work: Callable[[], T]) -> T:
         return await asyncio.get_running_loop().run_in_executor(self.threads, work)
 
-    def _checked(self, stated: Stated) -> Stated:
+    def checked(self, stated: Stated) -> Stated:
         """What the order knows of the payload is what the source has."""
         source = self.order.source
         if source.payload_bytes not in (None, stated.payload_bytes):
@@ -103,7 +111,7 @@ class Movement:
             )
         return stated
 
-    def _go_on(self) -> None:
+    def go_on(self) -> None:
         self.stop.check()
         self.deadline.left_s()
 
@@ -144,21 +152,25 @@ class _There:
     """A payload of another worker, over its data port."""
 
     def __init__(self, movement: Movement, held: ExitStack) -> None:
-        source = movement.order.source
-        if source.data_address is None or source.token is None:
-            raise TransferFailedError(
-                TransferFailure.SOURCE_UNREACHABLE,
-                "another worker's payload needs that worker's data_address and a token",
-            )
-        request = FetchRequest(
-            source.token, source.payload_id, source.payload_bytes, source.checksum
-        )
         self._movement = movement
-        self._fetch = Fetch(source.data_address, request, movement.deadline, movement.stop)
+        self._fetch = movement.sources.fetch(
+            movement.tenant, movement.order, movement.deadline, movement.stop
+        )
         held.callback(self._fetch.close)
 
     async def open(self) -> Stated:
         return await self._movement.in_thread(self._fetch.open)
+
+    async def all_into(self, target: Target) -> tuple[Stated, str]:
+        """`open`, `accept` and `into` at once, for a target that any thread may ask."""
+        return await self._movement.in_thread(lambda: self._pull(target))
+
+    def _pull(self, target: Target) -> tuple[Stated, str]:
+        movement = self._movement
+        stated = movement.checked(self._fetch.open())
+        movement.go_on()
+        view = movement.payloads.arena.view(target.accept(stated.payload_bytes))
+        return stated, _same(stated, self._fetch.receive(view))
 
     async def into(self, view: memoryview) -> str:
         return await self._movement.in_thread(lambda: self._fetch.receive(view))

@@ -22,6 +22,7 @@ from app.worker.metrics import Labelled, Plain, WorkerMetrics
 from app.worker.outbox import Outbox
 from app.worker.payloads import Payloads
 from app.worker.sinks import Sinks
+from app.worker.sources import Sources
 from app.worker.transfers import Transfers
 
 _SWEEP_S: Final = 1.0
@@ -66,7 +67,8 @@ class WorkerNode:
             )
 
         self.sinks = Sinks(self.payloads, clock, ids, emit=self.outbox.put, name=name_sink)
-        self.transfers = Transfers(settings.node, self.payloads, self.sinks, clock)
+        self.sources = Sources(keys, settings.node, clock)
+        self.transfers = Transfers(settings.node, self.payloads, self.sinks, self.sources, clock)
         self.data_port = DataPort(data_socket, self.payloads, keys, clock, node=settings.node)
         self.heartbeats = None
         if settings.api_url is not None:
@@ -112,6 +114,8 @@ class WorkerNode:
         """Before the end: not ready any more, and no new transfer begins."""
         self._serving = False
         self.transfers.refuse_new()
+        if self.heartbeats is not None:
+            self.heartbeats.stopping = True
 
     async def stop(self, grace_s: float) -> None:
         """Let transfers in and out end or cut them off, tell the API the rest, and close."""
@@ -119,6 +123,7 @@ class WorkerNode:
         await asyncio.gather(
             self.transfers.drain(grace_s), asyncio.to_thread(self.data_port.close, grace_s)
         )
+        self.sources.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -146,6 +151,7 @@ class WorkerNode:
             try:
                 self.sinks.sweep()
                 self.transfers.sweep()
+                self.sources.sweep()
             except Exception:  # noqa: BLE001 - one failed sweep must not be the last
                 _log.exception("sweep_failed")
 

@@ -10,7 +10,14 @@ from collections.abc import Callable
 from contextlib import suppress
 from typing import TypeVar
 
-from app.transfer.frames import PREFIX_BYTES, FetchAnswer, FetchRequest, header_bytes, parse_header
+from app.transfer.frames import (
+    PREFIX_BYTES,
+    FetchAnswer,
+    FetchRequest,
+    NoFrameError,
+    header_bytes,
+    parse_header,
+)
 
 T = TypeVar("T", FetchRequest, FetchAnswer)
 
@@ -31,11 +38,20 @@ def prepare(connection: socket.socket) -> None:
 
 def bound_steps(connection: socket.socket, step_s: float) -> None:
     """No single send or receive takes longer than this, and a close does not wait."""
-    seconds = int(step_s)
-    micros = max(int((step_s - seconds) * 1_000_000), 1)
-    timeval = struct.pack("@ll", seconds, micros)
+    timeval = _timeval(step_s)
     for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
         connection.setsockopt(socket.SOL_SOCKET, option, timeval)
+
+
+def bound_receives(connection: socket.socket, step_s: float) -> None:
+    """No single receive takes longer than this."""
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, _timeval(step_s))
+
+
+def _timeval(step_s: float) -> bytes:
+    seconds = int(step_s)
+    micros = max(int((step_s - seconds) * 1_000_000), 1)
+    return struct.pack("@ll", seconds, micros)
 
 
 def receive_some(connection: socket.socket, view: memoryview) -> int:
@@ -58,7 +74,7 @@ def receive_exactly(
     with memoryview(found) as view:
         while place < count:
             if left_s is not None:
-                bound_steps(connection, left_s())
+                bound_receives(connection, left_s())
             came = receive_some(connection, view[place:])
             if came == 0:
                 break
@@ -70,8 +86,30 @@ def receive_header(
     connection: socket.socket, kind: type[T], left_s: Callable[[], float] | None = None
 ) -> T:
     """The next frame's header. Raises FrameError, OSError, and whatever `left_s` raises."""
-    length = header_bytes(receive_exactly(connection, PREFIX_BYTES, left_s))
+    prefix = receive_exactly(connection, PREFIX_BYTES, left_s)
+    if not prefix:
+        raise NoFrameError("the connection ended before a frame")
+    length = header_bytes(prefix)
     return parse_header(receive_exactly(connection, length, left_s), kind)
+
+
+def wait_for_more(connection: socket.socket, wait_s: float) -> bool:
+    """Whether a byte came in time; it stays where it is. False at the end of the connection."""
+    bound_receives(connection, wait_s)
+    with suppress(OSError):
+        return bool(connection.recv(1, socket.MSG_PEEK))
+    return False
+
+
+def is_quiet(connection: socket.socket) -> bool:
+    """Whether the peer has neither closed the connection nor said anything that nobody read."""
+    try:
+        connection.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def send_all(connection: socket.socket, data: bytes) -> None:

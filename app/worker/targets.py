@@ -14,6 +14,9 @@ from app.worker.sinks import Sink, Sinks
 class Target(Protocol):
     """`accept` once the length is known, then `complete` or `abandon`, exactly once."""
 
+    # Whether `accept` changes nothing, so that any thread may call it.
+    any_thread: bool
+
     def accept(self, payload_bytes: int) -> Block:
         """The memory to fill. Raises TransferFailedError."""
 
@@ -25,7 +28,9 @@ class Target(Protocol):
 
 
 class SinkTarget:
-    """A sink, claimed from the order on."""
+    """A sink, claimed and its memory pinned from the order on."""
+
+    any_thread = True
 
     def __init__(
         self, sinks: Sinks, tenant: str, order: NewTransfer, stop: Callable[[], None]
@@ -60,6 +65,9 @@ class SinkTarget:
 
 class PayloadTarget:
     """A payload of the tenant, which nobody finds before it is complete."""
+
+    # Making room may evict others.
+    any_thread = False
 
     def __init__(self, payloads: Payloads, tenant: str, payload_id: str) -> None:
         self._payloads = payloads

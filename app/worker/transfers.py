@@ -16,13 +16,14 @@ import structlog
 from app.clock import Clock
 from app.contract.enums import TransferStatus
 from app.errors import ErrorCode, NexusError
-from app.transfer.wire import NewTransfer, TransferFacts, TransferFailure
+from app.transfer.wire import NewTransfer, SinkState, TransferFacts, TransferFailure
 from app.worker.deadline import Deadline
 from app.worker.failure import TransferFailedError
 from app.worker.fetch import Stated, Stop
 from app.worker.movement import BACKENDS, Movement
 from app.worker.payloads import Payloads
 from app.worker.sinks import Sinks
+from app.worker.sources import Sources
 from app.worker.targets import PayloadTarget, SinkTarget, Target
 
 MAX_RUNNING: Final = 16
@@ -57,6 +58,7 @@ class Transfers:
         node: str,
         payloads: Payloads,
         sinks: Sinks,
+        sources: Sources,
         clock: Clock,
         *,
         max_running: int = MAX_RUNNING,
@@ -66,6 +68,7 @@ class Transfers:
         self._node = node
         self._payloads = payloads
         self._sinks = sinks
+        self._sources = sources
         self._clock = clock
         self._limit = max_running + max_waiting
         self._max_ended = max_ended
@@ -94,10 +97,7 @@ class Transfers:
                 ErrorCode.TRANSFER_CONFLICT,
                 "there is a transfer of this session with another order; choose another session_id",
             )
-        if found is None or found.facts.status in (
-            TransferStatus.FAILED,
-            TransferStatus.CANCELLED,
-        ):
+        if found is None or not self._stands(tenant, found):
             found = self._start(key, order)
         if found.task is not None and not found.task.done():
             await asyncio.wait({found.task}, timeout=order.wait_s)
@@ -169,10 +169,35 @@ class Transfers:
             self._end(key, session, error)
             return session
         movement = Movement(
-            self._node, self._payloads, self._threads, key[0], order, deadline, session.stop
+            self._node,
+            self._payloads,
+            self._sources,
+            self._threads,
+            key[0],
+            order,
+            deadline,
+            session.stop,
         )
         session.task = asyncio.create_task(self._run(key, session, movement, target))
         return session
+
+    def _stands(self, tenant: str, session: _Session) -> bool:
+        """Whether the session answers for its order: it runs, or what it brought is still there.
+
+        What the runtime took from its sink was there for it.
+        """
+        facts = session.facts
+        if facts.status is not TransferStatus.COMPLETED:
+            return facts.status is TransferStatus.IN_FLIGHT
+        try:
+            if facts.target_payload_id is not None:
+                kept = self._payloads.facts(tenant, facts.target_payload_id)
+                return kept.checksum == facts.checksum
+            sink = self._sinks.facts(tenant, facts.target_sink_id or "")
+        except NexusError:
+            return False
+        taken = sink.state in (SinkState.COMPLETE, SinkState.CONSUMED)
+        return taken and sink.session_id == facts.session_id
 
     def _target(self, tenant: str, order: NewTransfer, session: _Session) -> Target:
         if order.backend not in BACKENDS:

@@ -16,19 +16,25 @@ BRIDGE = "locus.nexuskv-bridge.v1"
 
 
 def call(method: str, path: str, body: dict | None = None) -> tuple[dict, Message]:
-    """The decoded answer and its headers."""
-    headers = {"content-type": "application/json"}
-    if KEY:
-        headers["authorization"] = f"Bearer {KEY}"
+    """The decoded answer of the API and its headers."""
     data = json.dumps(body).encode() if body is not None else None
-    request = urllib.request.Request(URL + path, data, headers, method=method)
+    return send(method, URL + path, KEY, data, "application/json")
+
+
+def send(
+    method: str, url: str, key: str | None, data: bytes | None, content_type: str
+) -> tuple[dict, Message]:
+    headers = {"content-type": content_type}
+    if key:
+        headers["authorization"] = f"Bearer {key}"
+    request = urllib.request.Request(url, data, headers, method=method)
     try:
         with urllib.request.urlopen(request, timeout=10) as answer:
-            return json.load(answer), answer.headers
+            return json.loads(answer.read() or b"{}"), answer.headers
     except urllib.error.HTTPError as error:
-        sys.exit(f"{path} answered {error.code}: {error.read().decode()}")
+        sys.exit(f"{url} answered {error.code}: {error.read().decode()}")
     except urllib.error.URLError as error:
-        sys.exit(f"No NexusKV at {URL} ({error.reason}). Start it with `make up`.")
+        sys.exit(f"No NexusKV at {url} ({error.reason}). Start it with `make up`.")
 
 
 def show(title: str, **values: object) -> None:
@@ -121,3 +127,66 @@ while True:
         break
 for item in reversed(history["items"]):
     print(f"  {item['kind']:<12} {item['outcome']:<13} {' > '.join(item['path'])}")
+
+WORKER, PAYLOAD, COPY = "local", "tour-prompt", "tour-copy"
+tenant = identity["tenant"]
+heard = {one["name"] for one in call("GET", "/v1/workers")[0]["items"] if one["available"]}
+if WORKER not in heard:
+    sys.exit(f"\nSteps 6 to 8 need a worker named {WORKER}, which `make up` starts.")
+
+
+def with_token(direction: str, method: str, payload_id: str, data: bytes | None = None) -> dict:
+    """One request of the worker, with a token for just that."""
+    asked = {"worker": WORKER, "tenant": tenant, "direction": direction, "payload_id": payload_id}
+    token, _ = call("POST", "/v1/worker-tokens", asked)
+    url = f"{token['url']}/v1/payloads/{payload_id}"
+    return send(method, url, token["token"], data, "application/octet-stream")[0]
+
+
+uploaded = with_token("put_payload", "PUT", PAYLOAD, b"what an engine computed" * 1000)
+show(
+    "6. The engine puts the state's bytes on a worker, with a token for that payload alone",
+    payload=uploaded["payload_id"],
+    bytes=uploaded["payload_bytes"],
+    checksum=uploaded["checksum"],
+)
+
+entry_id = "system-prompt-on-a-worker"
+key = {**identity, "namespace": "tour-transfers"}
+stored = {**state, "reuse_key": {"identity": key}, "entry": dict(state["entry"])}
+stored["entry"]["location"] = {**state["entry"]["location"], "tier": "host_dram"}
+stored["entry"]["location"]["locator"] = f"node://{WORKER}/state/{PAYLOAD}"
+stored["entry"]["identity"] = {**state["entry"]["identity"], "key": key, "entry_id": entry_id}
+call("POST", "/v1/states", {"entries": [stored]})
+moves = {}
+for action in ("prefetch", "store"):
+    moved, _ = call(
+        "POST",
+        "/v1/transfers",
+        {
+            "transfer_id": f"tour-{action}-{decision_id}",
+            "action": action,
+            "tenant": tenant,
+            "entry_id": entry_id,
+            "target_worker": WORKER,
+            "payload_id": COPY,
+        },
+    )
+    moves[action] = f"{moved['status']}, {moved['bytes_transferred']} bytes"
+show(
+    "7. NexusKV brings a copy ahead of its use: POST /v1/transfers",
+    **moves,
+    backend=moved["backend"],
+    locator=moved["locator"],
+)
+
+quota, _ = call("GET", f"/v1/quotas/{tenant}")
+show(
+    "8. What the tenant's copies hold, and what its policy allows (0 is unlimited)",
+    mode=quota["mode"],
+    payload_bytes=quota["payload_bytes"],
+    entries=quota["entries"],
+    max_payload_bytes=quota["limits"]["max_payload_bytes"],
+)
+for payload_id in (COPY, PAYLOAD):
+    with_token("delete_payload", "DELETE", payload_id)

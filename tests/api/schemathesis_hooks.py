@@ -44,8 +44,10 @@ def make_reachable(case: Case) -> None:
     if case.operation.label == "POST /v1/worker-tokens":
         direction = case.body["direction"]
         needs = {
-            "payload_id": direction.endswith("_payload") or direction == "transfer",
-            "sink_id": direction in {"read_sink", "finish_sink"},
+            "payload_id": direction.endswith("_payload") or direction in {"transfer", "fetch"},
+            "sink_id": direction in {"read_sink", "finish_sink", "fetch"},
+            "target_worker": direction == "fetch",
+            "target_payload_id": False,
         }
         case.body["worker"] = KNOWN_WORKER
         for name, needed in needs.items():

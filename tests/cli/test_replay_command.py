@@ -52,6 +52,18 @@ def test_a_key_that_no_header_can_carry_is_refused(trace):
     assert "--key" in result.stderr
 
 
+@pytest.mark.parametrize("variable", ["NEXUSKV_URL", "NEXUSKV_API_URL"])
+def test_the_service_is_named_as_for_every_other_command(
+    trace, tmp_path, silent_url, variable, monkeypatch
+):
+    monkeypatch.setattr("app.cli.replay_client.FIRST_BACKOFF_S", 0.001)
+    result = runner.invoke(replay_app, [str(trace)], env={variable: silent_url})
+    assert f"unreachable: no answer from {silent_url}" in result.stderr
+    missing = runner.invoke(replay_app, [str(trace), f"--key-file={tmp_path}/none"])
+    assert missing.exit_code == 2
+    assert "there is no file" in missing.stderr
+
+
 def test_a_trace_that_is_not_there_is_refused(tmp_path):
     assert runner.invoke(replay_app, [str(tmp_path / "none.jsonl")]).exit_code == 2
 

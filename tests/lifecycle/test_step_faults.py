@@ -1,11 +1,12 @@
 """Steps of a materialize and of a prefetch: repeated, failed, undone twice, failed in their undo.
 
-One worker process is source and target; what it moved and what the tenant is charged for tell
-whether anything was done twice or left behind.
+Two worker processes are source and target. What the one received and what the tenant is charged for
+tell whether anything was done twice; what both hold tells whether anything was left behind.
 """
 
 from collections.abc import AsyncIterator, Sequence
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -14,13 +15,19 @@ from app.lifecycle.steps import End, Step, Steps
 from app.transfer.wire import SINK_NAMESPACE
 from tests.fixtures.wire import heartbeat_body, materialize_body
 from tests.lifecycle.in_process import InProcess, running
-from tests.worker.rig import SECRET, Worker, some_bytes
+from tests.process.waiting import until
+from tests.topology.workers import instance
+from tests.worker.rig import SECRET, Worker, now_s, some_bytes
 
 DEADLINE_S, CLAIM_S = 1.0, 2.5
 DATA = some_bytes(4096)
 PAYLOAD = "state-1"
 NOTHING = {"payload_bytes": 0, "entries": 0, "transfers": 0}
 ONE = {"payload_bytes": len(DATA), "entries": 1, "transfers": 0}
+HELD = tuple(
+    f"nexuskv_worker_{name}"
+    for name in ("used_bytes", "blocks", "pin", "payloads", "sinks", "transfers")
+)
 HOWS = ["done twice", "fails at once", "fails afterwards", "undone twice", "undo fails"]
 NO = NexusError(ErrorCode.DATABASE_UNAVAILABLE, "a fault")
 
@@ -68,14 +75,16 @@ class Meddling(Steps):
 
 
 @pytest.fixture
-def worker(tmp_path) -> AsyncIterator[Worker]:
-    running_worker = Worker(tmp_path / "node-a", "node-a")
-    yield running_worker
-    running_worker.close()
+def workers(tmp_path) -> AsyncIterator[tuple[Worker, Worker]]:
+    """The one that holds payloads, and the one that wants them."""
+    pair = Worker(tmp_path / "node-a", "node-a"), Worker(tmp_path / "node-b", "node-b")
+    yield pair
+    for worker in pair:
+        worker.close()
 
 
 @pytest.fixture
-async def process(database_url: str, worker: Worker) -> AsyncIterator[InProcess]:
+async def process(database_url: str, workers: tuple[Worker, Worker]) -> AsyncIterator[InProcess]:
     async with running(
         database_url,
         worker_secrets=(SECRET,),
@@ -83,26 +92,44 @@ async def process(database_url: str, worker: Worker) -> AsyncIterator[InProcess]
         transfer_deadline_s=DEADLINE_S,
         claim_ttl_s=CLAIM_S,
     ) as process:
-        beat = heartbeat_body(
-            instance_id=worker.ready["instance_id"],
-            url=worker.url,
-            data_address=worker.data_address,
-        )
-        answer = await process.client.put("/v1/workers/node-a", json=beat)
-        assert answer.status_code == 200, answer.text
+        for worker in workers:
+            await beat(process, worker)
         yield process
 
 
-class Case:
-    """One tenant's state, and the request whose steps are meddled with."""
+async def beat(process: InProcess, worker: Worker, **news: Any) -> None:
+    """What the worker would tell: it knows no API, so that nothing is told before it is wanted."""
+    body = heartbeat_body(
+        instance_id=worker.ready["instance_id"],
+        url=worker.url,
+        data_address=worker.data_address,
+        **news,
+    )
+    answer = await process.client.put(f"/v1/workers/{worker.node}", json=body)
+    assert answer.status_code == 200, answer.text
+    assert answer.json()["accepted_events"] == [one["event_id"] for one in news.get("events", [])]
 
-    def __init__(self, process: InProcess, worker: Worker, tenant: str) -> None:
+
+def held(worker: Worker) -> dict[str, float]:
+    """Memory, pins, payloads, sinks and sessions of a worker."""
+    now = worker.metrics()
+    return {name: value for name, value in now.items() if name.startswith(HELD)}
+
+
+class Case:
+    """One tenant's state, and the request whose steps are meddled with; `moves` moves bytes."""
+
+    steps: tuple[str, ...]
+    moves: str
+
+    def __init__(self, process: InProcess, workers: tuple[Worker, Worker], tenant: str) -> None:
         self.process = process
-        self.worker = worker.of(tenant)
+        self.source, self.target = (worker.of(tenant) for worker in workers)
         self.tenant = tenant
+        self.before = [held(worker) for worker in workers]
 
     async def ready(self) -> None:
-        assert self.worker.put(PAYLOAD, DATA).status_code == 201
+        assert self.source.put(PAYLOAD, DATA).status_code == 201
         await self.process.register(self.tenant)
 
     async def ask(self) -> bool:
@@ -112,37 +139,70 @@ class Case:
     def arrived(self) -> bytes:
         raise NotImplementedError
 
+    async def give_up(self) -> None:
+        """What arrived is thrown away, and the API is told so."""
+        raise NotImplementedError
+
+    def nothing_left_over(self, *, arrived: bool) -> None:
+        """No pin, no session, no memory but that of a payload or a sink which is there."""
+        for worker in (self.source, self.target):
+            until(lambda worker=worker: not worker.leaks(), f"{worker.node}: {worker.leaks()}")
+        assert (self.arrived() == DATA) == arrived
+
+    async def all_as_before(self) -> None:
+        await self.give_up()
+        assert self.source.delete(PAYLOAD).status_code == 200
+        assert [held(self.source), held(self.target)] == self.before
+        assert await self.charged() == NOTHING
+
     async def charged(self) -> dict[str, int]:
         answer = await self.process.client.get(f"/v1/quotas/{self.tenant}")
         return {name: answer.json()[name] for name in ONE}
 
     def moved_bytes(self) -> float:
-        return self.worker.metrics()["nexuskv_worker_received_bytes_total"]
+        return self.target.metrics()["nexuskv_worker_received_bytes_total"]
 
 
 class Materializing(Case):
     steps = ("find_sink", "reserve", "execute", "settle", "consume")
+    moves = "execute"
 
     async def ready(self) -> None:
         await super().ready()
-        option = await self.process.option(self.tenant)
-        self.sink = self.worker.new_sink(len(DATA))
+        handle = await self.process.handle(self.tenant)
+        option = (await self.process.estimate(handle, target_residency="node-b")).json()
+        self.sink = self.target.new_sink(len(DATA))
         self.body = materialize_body(option, sink_namespace=SINK_NAMESPACE, sink_value=self.sink)
 
     async def ask(self) -> bool:
         answer = await self.process.post("/locus/v1/materialize", self.body)
         if answer.status_code == 200:
             assert answer.json()["evidence"]["level"] == "physical"
+            self.session = answer.json()["evidence"]["transfer_session"]
         else:
             assert answer.status_code == 503, answer.text
         return answer.status_code == 200
 
     def arrived(self) -> bytes:
-        return self.worker.content(self.sink).content
+        return self.target.content(self.sink).content
+
+    async def give_up(self) -> None:
+        assert self.target.finish(self.sink, "discard").status_code == 200
+        event = {
+            "event_id": instance(),
+            "sink_id": self.sink,
+            "tenant": self.tenant,
+            "state": "discarded",
+            "at_us": now_s() * 1_000_000,
+            "payload_bytes": len(DATA),
+            "session_id": self.session,
+        }
+        await beat(self.process, self.target, events=[event])
 
 
 class Prefetching(Case):
     steps = ("open", "plan", "charge", "carry", "close")
+    moves = "carry"
 
     async def ask(self) -> bool:
         body = {
@@ -150,7 +210,7 @@ class Prefetching(Case):
             "action": "prefetch",
             "tenant": self.tenant,
             "entry_id": "state-1",
-            "target_worker": "node-a",
+            "target_worker": "node-b",
             "payload_id": "copy",
         }
         answer = await self.process.post("/v1/transfers", body)
@@ -158,17 +218,21 @@ class Prefetching(Case):
         return answer.status_code == 200 and answer.json()["status"] == "completed"
 
     def arrived(self) -> bytes:
-        return self.worker.get("copy").content
+        return self.target.get("copy").content
+
+    async def give_up(self) -> None:
+        assert self.target.delete("copy").status_code == 200
+        await beat(self.process, self.target, gone_payloads=["copy"])
 
 
 @pytest.mark.parametrize("kind", [Materializing, Prefetching])
 async def test_no_step_does_anything_twice_or_leaves_anything(
-    process: InProcess, worker: Worker, kind: type[Case], monkeypatch
+    process: InProcess, workers: tuple[Worker, Worker], kind: type[Case], monkeypatch
 ) -> None:
     services = process.services
     slice_of = services.materialize if kind is Materializing else services.move
     for number, (at, how) in enumerate(product(kind.steps, HOWS)):
-        case = kind(process, worker, f"tenant-{number}")
+        case = kind(process, workers, f"tenant-{number}")
         await case.ready()
         moved = case.moved_bytes()
         meddling = Meddling(at, how)
@@ -180,13 +244,17 @@ async def test_no_step_does_anything_twice_or_leaves_anything(
         if how == "undo fails":
             # What it would have given back ends by itself.
             process.clock.advance(CLAIM_S + DEADLINE_S)
-        last = kind.steps[-1]
-        settled = at == last and how in ("fails afterwards", "undone twice", "undo fails")
-        expected = ONE if done or settled else NOTHING
-        assert await case.charged() == expected, (at, how)
+        acted = how != "fails at once"
+        settled = at == kind.steps[-1] and acted
+        assert await case.charged() == (ONE if settled or done else NOTHING), (at, how)
+        # Bytes that arrived stay until their sink's end, or are what a retry finds.
+        moved_at = kind.steps.index(kind.moves)
+        passed = kind.steps.index(at) > moved_at or (at == kind.moves and acted)
+        case.nothing_left_over(arrived=passed or done)
         assert await case.ask(), (at, how)
         assert case.arrived() == DATA
         assert await case.charged() == ONE, (at, how)
         assert case.moved_bytes() - moved == len(DATA), (at, how)
+        await case.all_as_before()
         # Tokens are of the present: a worker's clock does not go along.
         process.clock.ahead_us = 0

@@ -5,6 +5,7 @@ import asyncio
 import pytest
 from structlog.testing import capture_logs
 
+from app.lifecycle import steps as steps_module
 from app.lifecycle.steps import End, Steps
 
 NAMES = ["a", "b", "c"]
@@ -96,7 +97,7 @@ async def test_a_caller_that_goes_away_twice_is_undone_all_the_same():
             await release.wait()
             await super().undo()
 
-    task = asyncio.create_task(steps.run([Noted("a", held), Slow("b", held)]))
+    task = asyncio.create_task(steps.run([Noted("a", held), Slow("b", held), Noted("c", held)]))
     while "b" not in held:
         await asyncio.sleep(0)
     task.cancel()
@@ -108,3 +109,53 @@ async def test_a_caller_that_goes_away_twice_is_undone_all_the_same():
     release.set()
     await steps.settled()
     assert held == set()
+
+
+class Last(Noted):
+    """A last step that is at work until it is let go."""
+
+    def __init__(self, held, **changes):
+        super().__init__("last", held, **changes)
+        self.at_work, self.go_on = asyncio.Event(), asyncio.Event()
+
+    async def do(self):
+        self.at_work.set()
+        await self.go_on.wait()
+        return await super().do()
+
+
+async def test_a_last_step_at_work_comes_to_its_end_though_its_caller_goes_away():
+    held = set()
+    last = Last(held)
+    task = asyncio.create_task(Steps().run([Noted("a", held), last]))
+    await last.at_work.wait()
+    task.cancel()
+    await asyncio.sleep(0)
+    assert not task.done()
+    last.go_on.set()
+    assert await task is End.GO_ON
+    assert (held, last.undone, task.cancelling()) == ({"a", "last"}, 0, 0)
+
+
+async def test_a_last_step_that_fails_meanwhile_is_undone():
+    held = set()
+    last = Last(held, raises=RuntimeError("no"))
+    task = asyncio.create_task(Steps().run([Noted("a", held), last]))
+    await last.at_work.wait()
+    task.cancel()
+    last.go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (held, last.undone) == (set(), 1)
+
+
+async def test_a_last_step_that_comes_to_no_end_is_given_up(monkeypatch):
+    monkeypatch.setattr(steps_module, "LAST_S", 0.01)
+    held = set()
+    last = Last(held)
+    task = asyncio.create_task(Steps().run([Noted("a", held), last]))
+    await last.at_work.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    assert (held, last.undone) == (set(), 1)

@@ -115,10 +115,13 @@ def test_refusals_of_the_service_are_explained(policy: Run, write) -> None:
     assert refused.exit_code == 1
     assert "/allowed_source_tiers/0: must be one of: device" in refused.stderr
     assert '"tape"' in refused.stderr
-    unknown = policy("show", "999999")
-    assert unknown.exit_code == 1
-    assert "There is no such policy" in unknown.stderr
-    assert "404 not_found" in unknown.stderr
+    for command in ("show", "activate"):
+        unknown = policy(command, "999999")
+        assert unknown.exit_code == 1
+        assert "There is no policy 999999; `nexuskv policy list` shows" in unknown.stderr
+        assert "404 not_found" in unknown.stderr
+        # Whoever types commands is told commands.
+        assert "/v1/" not in unknown.stderr
 
 
 def test_keys(policy: Run, policy_service: ServiceProcess, tmp_path: Path) -> None:

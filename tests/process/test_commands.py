@@ -2,20 +2,26 @@
 
 import os
 import subprocess
+from collections.abc import Iterator
+from itertools import pairwise, takewhile
 from pathlib import Path
+from typing import cast
 
+import click
 import pytest
+import typer
 from typer.testing import CliRunner, Result
 
 from app.cli import cli
+from app.control.keys import Scope
 from tests.control.logs import captured_logs
 from tests.process.command import COMMAND
 
 OPENAPI = Path(__file__).resolve().parents[2] / "openapi"
 
 
-def invoke(*args: str, url: str | None = None) -> Result:
-    env = {"NEXUSKV_DATABASE_URL": url, "COLUMNS": "200", "TERM": "dumb", "NO_COLOR": "1"}
+def invoke(*args: str, url: str | None = None, columns: int = 200) -> Result:
+    env = {"NEXUSKV_DATABASE_URL": url, "COLUMNS": str(columns), "TERM": "dumb", "NO_COLOR": "1"}
     with captured_logs():
         return CliRunner().invoke(cli, list(args), env=env)
 
@@ -39,6 +45,44 @@ def test_help(command, mentions) -> None:
     assert result.exit_code == 0, result.output
     for name in mentions:
         assert name in result.stdout, name
+
+
+def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
+    for name, command in group.commands.items():
+        yield (*path, name), command
+        if isinstance(command, click.Group):
+            yield from commands(command, *path, name)
+
+
+EVERY = dict(commands(cast(click.Group, typer.main.get_command(cli))))
+ASKING = [path for path, one in EVERY.items() if "--url" in {o for p in one.params for o in p.opts}]
+
+
+@pytest.mark.parametrize("path", EVERY, ids=" ".join)
+def test_help_at_eighty_columns(path) -> None:
+    """Whole words, and paragraphs that fill their lines."""
+    result = invoke(*path, "--help", columns=80)
+    lines = result.stdout.splitlines()
+    assert max(map(len, lines)) <= 80
+    assert "…" not in result.stdout
+    paragraph = [line.strip() for line in lines[3 : lines.index("", 3) if "" in lines[3:] else 20]]
+    for line, following in pairwise(takewhile(lambda line: not line.startswith("╭"), paragraph)):
+        if line and following:
+            assert len(line) + 1 + len(following.split()[0]) > 76, (line, following)
+
+
+def test_names_of_scopes_are_whole_at_eighty_columns() -> None:
+    shown = invoke("keys", "create", "--help", columns=80).stdout
+    words = {word.strip(",.") for word in shown.split()}
+    assert {scope.value for scope in Scope} <= words
+
+
+@pytest.mark.parametrize("path", ASKING, ids=" ".join)
+def test_every_command_that_asks_the_service_takes_the_same_options(path) -> None:
+    found = {parameter.opts[0]: parameter for parameter in EVERY[path].params}
+    assert found["--url"].envvar == ["NEXUSKV_URL", "NEXUSKV_API_URL"]
+    assert found["--key"].envvar == ["NEXUSKV_KEY", "NEXUSKV_API_KEY"]
+    assert "--key-file" in found
 
 
 def test_the_process_itself() -> None:

@@ -120,6 +120,59 @@ def test_a_life_of_starts_and_ends(start, place) -> None:
     assert_nothing_runs(data_dir)
 
 
+def lookup_at_once(up: Command, tenant: str) -> None:
+    """As soon as it is up, its worker takes a payload, and the state there is found and priced."""
+    with up.client(key_of(up)) as client:
+        (worker,) = client.get("/v1/workers").json()["items"]
+        assert worker["available"]
+        assert (
+            'nexuskv_worker_heartbeats_total{result="refused"} 0.0' in client.get("/metrics").text
+        )
+        body = {"worker": "local", "tenant": tenant, "direction": "put_payload", "payload_id": "p"}
+        token = client.post("/v1/worker-tokens", json=body).raise_for_status().json()
+        put = httpx.put(
+            f"{token['url']}/v1/payloads/p",
+            content=b"state",
+            headers={"authorization": f"Bearer {token['token']}"},
+            trust_env=False,
+        )
+        assert put.status_code in (200, 201), put.text
+        register(client, registration(tenant, locator="node://local/state/p"))
+        assert matched(client, tenant) is not None
+        handle = source_handle(client, tenant)
+        priced = client.post(
+            "/locus/v1/estimate",
+            json=estimate_body(
+                handle, source_locator="node://local/state/p", target_residency="local"
+            ),
+        )
+        assert priced.status_code == 200, priced.text
+
+
+def test_the_worker_is_there_at_once_after_every_kind_of_end(start, place) -> None:
+    data_dir = place / "data"
+    log = data_dir / "worker-local.log"
+    up = start("up", "--data-dir", str(data_dir))
+    lookup_at_once(up, new_tenant())
+    up.interrupt_the_group()
+    assert up.wait() == 0
+    # It ended before the API did, so that nothing it had to tell was lost.
+    assert "heartbeat_failed" not in log.read_text(encoding="utf-8")
+    again = start("up", "--data-dir", str(data_dir))
+    lookup_at_once(again, new_tenant())
+    assert again.end(signal.SIGKILL) == -signal.SIGKILL
+    assert_nothing_runs(data_dir)
+    last = start("up", "--data-dir", str(data_dir))
+    lookup_at_once(last, new_tenant())
+    with last.client(key_of(last)) as client:
+        before = worker_instance(client)
+        (process,) = [one for one in processes_of(data_dir) if " worker --node local" in one]
+        os.kill(int(process.partition(":")[0]), signal.SIGKILL)
+        until(lambda: worker_instance(client) not in (None, before), "another worker is there")
+    lookup_at_once(last, new_tenant())
+    assert last.end() == 0
+
+
 def test_an_end_while_it_starts_leaves_nothing(start, place) -> None:
     data_dir = place / "data"
     up = start("up", "--data-dir", str(data_dir), "--log-level", "info")

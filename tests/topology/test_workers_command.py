@@ -64,7 +64,7 @@ def test_settings_of_the_environment(tmp_path):
     found = worker_settings({})
     assert found["worker_secrets"] == ()
     assert found["worker_hosts"] == DEFAULT_WORKER_HOSTS
-    assert found["worker_silence_s"] == 5.0
+    assert (found["worker_silence_s"], found["worker_lost_s"]) == (5.0, 3_600.0)
     file = tmp_path / "secret"
     file.write_text(", ".join(SECRETS) + "\n")
     file.chmod(0o600)
@@ -77,7 +77,9 @@ def test_settings_of_the_environment(tmp_path):
     )
     assert found["worker_secrets"] == SECRETS
     assert found["worker_hosts"] == ("worker-a", "10.0.0.0/8")
-    assert found["worker_silence_s"] == 2.5
+    assert (found["worker_silence_s"], found["worker_lost_s"]) == (2.5, 3_600.0)
+    seldom = worker_settings({"NEXUSKV_WORKER_SILENCE_S": "3600", "NEXUSKV_WORKER_HOSTS": ""})
+    assert seldom["worker_lost_s"] == 7_200.0
 
 
 @pytest.mark.parametrize(
@@ -90,6 +92,8 @@ def test_settings_of_the_environment(tmp_path):
         ("NEXUSKV_WORKER_SILENCE_S", "soon"),
         ("NEXUSKV_WORKER_SILENCE_S", "0.1"),
         ("NEXUSKV_WORKER_SILENCE_S", "nan"),
+        ("NEXUSKV_WORKER_LOST_S", "9.9"),
+        ("NEXUSKV_WORKER_LOST_S", "3000000"),
     ],
 )
 def test_settings_that_cannot_be_used_name_their_variable(variable, value):

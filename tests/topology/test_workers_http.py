@@ -204,6 +204,7 @@ IDS_OF = {
     "read_sink": {"sink_id": "s-1"},
     "finish_sink": {"sink_id": "s-1"},
     "transfer": {"payload_id": "p-1"},
+    "fetch": {"payload_id": "p-1", "target_worker": "w-2", "sink_id": "s-1"},
 }
 
 
@@ -220,8 +221,9 @@ def test_a_token_allows_what_was_asked_for_and_nothing_more(client, anonymous, d
         name,
         tenant,
         Direction(direction),
-        IDS_OF[direction].get("payload_id", ""),
-        IDS_OF[direction].get("sink_id", ""),
+        **IDS_OF[direction],
+        # What a worker may be made to call is what the worker itself has registered.
+        data_address="127.0.0.1:7001" if direction == "fetch" else "",
     )
     assert (found["url"], found["data_address"]) == ("http://127.0.0.1:7000", "127.0.0.1:7001")
     expires_s = SystemClock().now().fromisoformat(found["expires_at"]).timestamp()
@@ -239,7 +241,22 @@ def test_a_transfer_token_may_be_bound_to_a_sink(client, anonymous):
 @pytest.mark.parametrize(
     ("fields", "expected"),
     [
-        ({"direction": "fetch", "payload_id": "p-1"}, (400, "invalid_field")),
+        ({"direction": "fetch", "payload_id": "p", "sink_id": "s"}, (400, "missing_field")),
+        ({"direction": "fetch", "payload_id": "p", "target_worker": "w"}, (400, "missing_field")),
+        (
+            {
+                "direction": "fetch",
+                "payload_id": "p",
+                "target_worker": "w",
+                "sink_id": "s",
+                "target_payload_id": "q",
+            },
+            (400, "invalid_field"),
+        ),
+        (
+            {"direction": "transfer", "payload_id": "p", "target_worker": "w"},
+            (400, "invalid_field"),
+        ),
         ({"direction": "register"}, (400, "invalid_field")),
         ({"direction": "put_payload"}, (400, "missing_field")),
         ({"direction": "put_payload", "payload_id": ""}, (400, "invalid_field")),

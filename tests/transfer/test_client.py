@@ -61,7 +61,15 @@ async def test_a_transfer_carries_what_the_destination_needs_and_returns_its_fac
     assert sent["source"]["data_address"] == "127.0.0.1:7001"
     fetch = here.asked[0]
     fetch.headers["authorization"] = f"Bearer {sent['source']['token']}"
-    assert fetch.grant("node-b") == Grant("node-b", TENANT, Direction.FETCH, "payload-1")
+    assert fetch.grant("node-b") == Grant(
+        "node-b",
+        TENANT,
+        Direction.FETCH,
+        "payload-1",
+        "sink-1",
+        target_worker="node-a",
+        data_address="127.0.0.1:7001",
+    )
     # The worker gives up first, so that it can say so.
     assert 0 < sent["deadline_s"] == sent["wait_s"] < DEADLINE_S
     assert client.calls["transfer", "ok"] == 1

@@ -24,7 +24,13 @@ class Fleet:
     """`node-a` holds payloads, `node-b` has the sinks; `more` names further workers."""
 
     def __init__(
-        self, database_url: str, directory: Path, *, dram_bytes: int = 32 * MIB, **env: str
+        self,
+        database_url: str,
+        directory: Path,
+        *,
+        dram_bytes: int = 32 * MIB,
+        deadline_s: float = DEADLINE_S,
+        **env: str,
     ) -> None:
         self.directory = directory
         self.dram_bytes = dram_bytes
@@ -33,7 +39,7 @@ class Fleet:
             directory,
             NEXUSKV_WORKER_SECRET=SECRET,
             NEXUSKV_WORKER_SILENCE_S="1.5",
-            NEXUSKV_TRANSFER_DEADLINE_S=str(DEADLINE_S),
+            NEXUSKV_TRANSFER_DEADLINE_S=str(deadline_s),
             **env,
         ).start()
         self.workers: dict[str, Worker] = {}
@@ -71,11 +77,14 @@ class Fleet:
         )
         return worker
 
-    def start_behind(self, relay: Relay, node: str) -> Worker:
-        """A worker whose data port others reach through the relay alone."""
-        with socket.create_server(("127.0.0.1", 0)) as free:
-            relay.upstream = f"127.0.0.1:{free.getsockname()[1]}"
-        options = ("--data-listen", relay.upstream, "--advertise-data", relay.address)
+    def start_behind(self, data: Relay, node: str, control: Relay | None = None) -> Worker:
+        """A worker whose data port, or both ports, others reach through relays alone."""
+        data.upstream = free_address()
+        options = ["--data-listen", data.upstream, "--advertise-data", data.address]
+        if control is not None:
+            control.upstream = free_address()
+            url = f"http://{control.address}"
+            options += ["--listen", control.upstream, "--advertise-url", url]
         return self.start_worker(node, *options)
 
     def restart_api(self) -> None:
@@ -113,6 +122,11 @@ class Fleet:
 
     def story(self, tenant: str, **changes: Any) -> "Story":
         return Story(self, tenant, **changes)
+
+
+def free_address() -> str:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 class Story:

@@ -1,174 +1,42 @@
-"""The API, the source or the target killed at each step of a materialize, and started again.
+"""The API, the source or the target killed at each step of a materialize, a prefetch and a store,
+and started again.
 
-Each kill finds several tenants under way, every one held at a step of its own: by a row that is
-locked in Postgres, by bytes that the source does not send on, or by an answer that nobody reads.
+Each kill finds several tenants under way, every one held at a step of its own. After it nothing is
+left pinned, filling, charged or running; whoever repeats a request is answered as documented; and
+what is on record as done is there.
 """
 
-import json
-import socket
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
-from typing import Any
+from concurrent.futures import ThreadPoolExecutor
 
-import httpx
 import pytest
 
 from tests.fixtures.database import TestServer, drop_or_fail
 from tests.process.waiting import until
 from tests.transfers.conftest import NOTHING
-from tests.transfers.fleet import Fleet, Story
-from tests.transfers.holding import Hold, Postgres, Relay, RowLock
-from tests.transfers.test_physical import assert_physical
+from tests.transfers.fleet import Fleet
+from tests.transfers.holding import Postgres, Relay
+from tests.transfers.killing import BIG_BYTES, NODE, Import, Move, Request, Rig
 from tests.worker.rig import MIB
 
-NODE = "node-r"
-# More than the sockets between source and target hold.
-BIG_BYTES = 12 * MIB
-_CLAIMS = "SELECT import_id, status FROM option_claim WHERE tenant = $1"
-_pool = ThreadPoolExecutor(16)
-
-
-@dataclass
-class Rig:
-    """A fleet whose payloads lie on `node-r`, behind a relay."""
-
-    fleet: Fleet
-    relay: Relay
-    postgres: Postgres
-    story_number: int = 0
-    locks: list[RowLock] = field(default_factory=list)
-
-    def begin(self, payload_bytes: int = 4096) -> "Import":
-        self.story_number += 1
-        tenant = f"killed-{self.story_number}"
-        story = self.fleet.story(tenant, payload_bytes=payload_bytes, node=NODE).ready()
-        return Import(self, story, story.option(), story.sink())
-
-    def locked(self, lock: RowLock) -> RowLock:
-        self.locks.append(lock.take())
-        return lock
-
-    def start_source(self) -> None:
-        self.fleet.start_behind(self.relay, NODE)
-
-
-@dataclass
-class Import:
-    """One option, one sink, and the request that brings the one into the other."""
-
-    rig: Rig
-    story: Story
-    option: dict[str, Any]
-    sink: str
-    hold: Hold | None = None
-    lock: RowLock | None = None
-    asked: Future[httpx.Response] | None = None
-    unread: socket.socket | None = None
-
-    def post(self) -> httpx.Response:
-        return self.story.materialize(self.option, self.sink)
-
-    def start(self) -> None:
-        self.asked = _pool.submit(self.post)
-
-    def answer(self) -> httpx.Response:
-        assert self.asked is not None
-        return self.asked.result(30)
-
-    def hold_at_charge(self, waiting: int) -> "Import":
-        """The reservation waits for the tenant's row: nothing is committed, nothing ordered."""
-        self.lock = self.rig.locked(self.rig.postgres.quota_of(self.story.tenant))
-        self.start()
-        self.rig.postgres.wait_for_waiting(waiting)
-        return self
-
-    def hold_bytes(self, after_bytes: int) -> "Import":
-        """It is charged, and the target waits for the rest of the bytes."""
-        self.hold = self.rig.relay.hold(self.story.payload_id, after_bytes)
-        self.start()
-        self.hold.wait_reached()
-        return self
-
-    def hold_at_consume(self, waiting: int) -> "Import":
-        """The bytes are in the sink; the receipt is not stored."""
-        self.hold_bytes(0)
-        assert self.hold is not None
-        self.lock = self.rig.locked(self.rig.postgres.claims_of(self.story.tenant))
-        self.hold.go_on.set()
-        until(lambda: self.state() == "complete", "the bytes are there")
-        self.rig.postgres.wait_for_waiting(waiting)
-        return self
-
-    def never_read(self) -> "Import":
-        """The receipt is stored; whoever asked for it has not read the answer."""
-        url = httpx.URL(self.rig.fleet.service.url)
-        body = json.dumps(self.story.body(self.option, self.sink)).encode()
-        head = (
-            f"POST /locus/v1/materialize HTTP/1.1\r\nhost: {url.host}\r\n"
-            f"authorization: Bearer {self.rig.fleet.service.admin_key}\r\n"
-            f"content-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n"
-        )
-        self.unread = socket.create_connection((url.host, url.port))
-        self.unread.sendall(head.encode() + body)
-        until(lambda: self.claims() == [("import-1", "consumed")], "the receipt is stored")
-        return self
-
-    def state(self) -> str:
-        state: str = self.story.target.sink_facts(self.sink)["state"]
-        return state
-
-    def claims(self) -> list[tuple[Any, ...]]:
-        return self.rig.postgres.fetch(_CLAIMS, self.story.tenant)
-
-    def go_on(self) -> None:
-        if self.lock is not None:
-            self.lock.let_go()
-        if self.hold is not None:
-            self.hold.go_on.set()
-        if self.unread is not None:
-            self.unread.close()
-
-    def again(self) -> httpx.Response:
-        """The same import until it succeeds; before that, 503 and nothing else."""
-        refused: list[httpx.Response] = []
-
-        def done() -> httpx.Response | None:
-            answer = self.post()
-            if answer.status_code == 200:
-                return answer
-            assert answer.status_code == 503, answer.text
-            refused.append(answer)
-            return None
-
-        found = until(done, f"the import succeeds; {[one.text for one in refused[-1:]]}")
-        assert found is not None
-        return found
-
-    def assert_whole(self, answer: httpx.Response) -> None:
-        """One physical receipt for one option, charged once."""
-        assert_physical(self.story, answer, self.sink)
-        assert self.claims() == [("import-1", "consumed")]
-        charged = {"payload_bytes": len(self.story.data), "entries": 1, "transfers": 0}
-        assert self.story.charged() == charged
-
-    def assert_left_alone(self) -> None:
-        """Nothing stays charged once the sink is gone."""
-        self.story.target.finish(self.sink, "discard")
-        until(lambda: self.story.charged() == NOTHING, f"charges end; {self.story.charged()}")
+# What is held must not be given up before the kill, however slow the machine is.
+DEADLINE_S = 8.0
+AWAY = "preferred_backend_unavailable"
 
 
 @pytest.fixture(scope="module")
 def killing(test_server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     name, url = test_server.clone()
-    fleet = Fleet(url, tmp_path_factory.mktemp("killed"), dram_bytes=64 * MIB)
-    relay = Relay()
-    rig = Rig(fleet, relay, Postgres(url))
+    directory = tmp_path_factory.mktemp("killed")
+    fleet = Fleet(url, directory, dram_bytes=64 * MIB, deadline_s=DEADLINE_S)
+    rig = Rig(fleet, Relay(), Relay(), Postgres(url))
     rig.start_source()
     yield rig
     for lock in rig.locks:
         lock.let_go()
-    relay.close()
+    rig.postgres.close()
+    rig.data.close()
+    rig.control.close()
     fleet.close()
     drop_or_fail(test_server, name)
 
@@ -181,117 +49,262 @@ def rig(killing: Rig) -> Iterator[Rig]:
         until(lambda worker=worker: not worker.leaks(), f"{worker.node} lets go; {worker.leaks()}")
 
 
+def hold(
+    rig: Rig,
+    *,
+    carry: list[Request],
+    close: list[Request],
+    charge: list[Request],
+    plan: list[Move],
+    begin: list[Move] | None = None,
+) -> None:
+    """Returns with all of them held: who carries, who has but to close, who is to be charged, who
+    plans, who begins.
+
+    A statement waits for a lock for five seconds only, so everything slow comes before.
+    """
+    for one in carry:
+        one.carrying(MIB if len(one.story.data) > MIB else 0)
+    for one in close:
+        one.carrying(0)
+    for one in carry:
+        one.wait_carrying()
+    for one in close:
+        one.to_close()
+    for one in charge:
+        one.to_charge()
+    locked = [*charge, *(one.to_open() for one in begin or [])]
+    for one in locked:
+        one.start()
+    for one in locked:
+        one.wait_locked()
+    rig.control.hold_answers()
+    for one in plan:
+        one.start()
+    rig.control.wait_answers(len(plan))
+    for one in close:
+        one.let_bytes_pass()
+    for one in close:
+        one.wait_locked()
+
+
 def test_the_api_is_killed_at_every_step(rig: Rig) -> None:
     fleet = rig.fleet
-    begun = {
-        "stored": rig.begin().never_read(),
-        "moved": rig.begin().hold_at_consume(1),
-        "reserving": rig.begin().hold_at_charge(2),
-        "charged": rig.begin(BIG_BYTES).hold_bytes(0),
-        "moving": rig.begin(BIG_BYTES).hold_bytes(MIB),
+    stored, moved, reserving = (rig.importing() for _ in range(3))
+    charged, filling = rig.importing(), rig.importing(BIG_BYTES)
+    moves = {
+        step: rig.moving(action, BIG_BYTES if step.startswith("carried") else 4096)
+        for step, action in {
+            "opened": "prefetch",
+            "planned by one": "prefetch",
+            "planned by the other": "store",
+            "charged": "store",
+            "carried by one": "prefetch",
+            "carried by the other": "store",
+            "closed by one": "prefetch",
+            "closed by the other": "store",
+            "answered": "store",
+        }.items()
     }
-    for name in ("charged", "moving"):
-        one = begun[name]
-        charged = {"payload_bytes": BIG_BYTES, "entries": 1, "transfers": 1}
-        assert (one.state(), one.story.charged()) == ("filling", charged), name
-    assert begun["reserving"].state() == "open"
+    stored.never_read()
+    moves["answered"].never_read()
+    hold(
+        rig,
+        carry=[charged, filling, moves["carried by one"], moves["carried by the other"]],
+        close=[moved, moves["closed by one"], moves["closed by the other"]],
+        charge=[reserving, moves["charged"]],
+        plan=[moves["planned by one"], moves["planned by the other"]],
+        begin=[moves["opened"]],
+    )
     fleet.service.kill()
-    for one in begun.values():
-        assert one.asked is None or isinstance(one.asked.exception(30), httpx.TransportError)
+    assert [one.state() for one in (charged, filling)] == ["filling", "filling"]
+    assert [one.state() for one in (reserving, moved)] == ["open", "complete"]
+    for one in (charged, filling, moves["carried by one"], moves["closed by one"]):
+        assert one.charges() == ["payload", "transfer"]
+    for one in (reserving, moves["opened"], moves["planned by one"], moves["charged"]):
+        assert one.charges() == []
+    imports = [stored, moved, reserving, charged, filling]
+    assert all(one.broken_off() for one in (*imports, *moves.values()))
     # Nobody is left who could cancel: the target ends them by their own deadline.
-    for name in ("charged", "moving"):
-        until(lambda name=name: begun[name].state() == "open", f"{name} is given up")
-    assert not fleet.b.leaks()
-    for one in begun.values():
+    for one in (charged, filling):
+        until(lambda one=one: one.state() == "open", "the sink is given up")
+    until(lambda: not fleet.b.leaks(), f"the target lets go; {fleet.b.leaks()}")
+    for one in (*imports, *moves.values()):
         one.go_on()
+    rig.control.let_go(drop=True)
     fleet.restart_api()
     fleet.wait_heard()
-    for name, one in begun.items():
-        answer = one.again()
-        one.assert_whole(answer)
-        one.assert_left_alone()
-        if name == "stored":
-            newest = one.story.decisions(1, kind="materialize", outcome="replayed")[0]
-            assert newest["decision_id"] == answer.headers["x-nexuskv-decision-id"]
-            continue
-        # Also where the bytes were there before: whose sink it was, is who answered with it.
-        found = one.story.history(answer, ["completed", "discarded"])
-        assert found["outcome"] == "materialized", name
-        assert found["outcomes"][0]["bytes_transferred"] == len(one.story.data)
+    # Nothing is said to be done that is not.
+    statuses = {step: one.status() for step, one in moves.items()}
+    assert statuses["opened"] is None
+    assert {status for step, status in statuses.items() if "planned" in step} == {"initiated"}
+    assert statuses["answered"] == "completed"
+    assert {statuses[step] for step in statuses if step.split()[0] in STARTED} == {"in_flight"}
+    there = {step for step, one in moves.items() if one.arrived()}
+    assert there == {"closed by one", "closed by the other", "answered"}
+    # What a runtime took back meanwhile is not filled any more, although its bytes had arrived.
+    taken_back = filling
+    taken_back.story.target.finish(taken_back.sink, "discard")
+    for one in imports:
+        if one is taken_back:
+            one.sink = one.story.sink()
+        assert_imported(one, replayed=one is stored)
+    for step, one in moves.items():
+        assert_moved(one, replayed=step == "answered")
+
+
+STARTED = ("charged", "carried", "closed")
+
+
+def assert_imported(one: Import, *, replayed: bool) -> None:
+    answer = one.again()
+    one.assert_whole(answer)
+    one.assert_left_alone()
+    if replayed:
+        newest = one.story.decisions(1, kind="materialize", outcome="replayed")[0]
+        assert newest["decision_id"] == answer.headers["x-nexuskv-decision-id"]
+        return
+    # Also where the bytes were there before: whose sink it was, is who answered with it.
+    found = one.story.history(answer, ["completed", "discarded"])
+    assert found["outcome"] == "materialized"
+    assert found["outcomes"][0]["bytes_transferred"] == len(one.story.data)
+
+
+def assert_moved(one: Move, *, replayed: bool = False) -> None:
+    view = one.again()
+    one.assert_whole(view)
+    if replayed:
+        one.story.decisions(1, kind=one.action, outcome="replayed")
+    else:
+        assert one.outcome(view, ["completed"]) == "transferred"
+    one.assert_left_alone()
 
 
 def test_the_source_is_killed_at_every_step(rig: Rig) -> None:
     fleet = rig.fleet
-    moved = rig.begin().hold_at_consume(1)
-    begun = [rig.begin().hold_at_charge(2), rig.begin(BIG_BYTES).hold_bytes(MIB)]
+    moved, reserving, filling = rig.importing(), rig.importing(), rig.importing(BIG_BYTES)
+    closing = [rig.moving("prefetch"), rig.moving("store")]
+    planning = [rig.moving("prefetch"), rig.moving("store")]
+    charging = rig.moving("prefetch")
+    carrying = [rig.moving("prefetch", BIG_BYTES), rig.moving("store", BIG_BYTES)]
+    hold(
+        rig,
+        carry=[filling, *carrying],
+        close=[moved, *closing],
+        charge=[reserving, charging],
+        plan=planning,
+    )
     fleet.workers[NODE].kill()
-    for one in [moved, *begun]:
+    rig.control.let_go(drop=True)
+    for one in (moved, reserving, filling, *closing, charging, *carrying):
         one.go_on()
     # What had arrived was verified, wherever it came from.
     moved.assert_whole(moved.answer())
-    for one in begun:
+    for one in closing:
+        one.assert_whole(one.answer().json())
+    for one in (reserving, filling):
         answer = one.answer()
         assert answer.status_code == 503, answer.text
         found = one.story.history(answer, ["fell_back"])
-        assert found["fallback_reason"] == "preferred_backend_unavailable"
+        assert found["fallback_reason"] == AWAY
         assert (one.state(), one.story.charged(), one.claims()) == ("open", NOTHING, [])
+    begun = [*planning, charging, *carrying]
+    for one in begun:
+        assert_failed(one)
     fleet.wait_silent(NODE)
     for one in begun:
-        assert one.story.hit() is None
+        view = one.post().json()
+        assert (view["status"], view["fallback_reason"]) == ("fallback", "cache_miss")
+    for one in (reserving, filling):
         assert one.story.lookup().headers["x-nexuskv-match"] == "unavailable"
         assert one.post().status_code == 503
     rig.start_source()
-    for one in begun:
+    for one in (reserving, filling, *begun):
         # Another process: what the first one held is not there.
         assert one.story.lookup().headers["x-nexuskv-match"] == "unavailable"
         one.story.ready()
         until(one.story.hit, "the state is a hit again")
+    for one in (reserving, filling):
         one.assert_whole(one.again())
-    for one in [moved, *begun]:
+    for one in begun:
+        assert_moved(one)
+    for one in (moved, reserving, filling, *closing):
         one.assert_left_alone()
+
+
+def assert_failed(one: Move) -> None:
+    answer = one.answer()
+    assert answer.status_code == 200, answer.text
+    view = answer.json()
+    assert (view["status"], view["fallback_reason"]) == ("failed", AWAY), answer.text
+    assert (view["locator"], view["bytes_transferred"], view["copy_present"]) == (None, 0, None)
+    assert one.outcome(view, ["fell_back"]) == "unavailable"
+    assert (one.status(), one.story.charged()) == ("failed", NOTHING)
 
 
 def test_the_target_is_killed_at_every_step(rig: Rig) -> None:
     fleet = rig.fleet
-    done, moved = rig.begin(), rig.begin()
+    done, copied = rig.importing(), rig.moving("store")
+    moved, reserving, filling = rig.importing(), rig.importing(), rig.importing(BIG_BYTES)
+    closing = [rig.moving("prefetch"), rig.moving("store")]
+    planning = [rig.moving("prefetch"), rig.moving("store")]
+    charging = rig.moving("store")
+    carrying = [rig.moving("prefetch", BIG_BYTES), rig.moving("store", BIG_BYTES)]
     done.assert_whole(receipt := done.post())
-    copy = done.story.fleet.client.post(
-        "/v1/transfers",
-        json={
-            "transfer_id": "copy",
-            "action": "store",
-            "tenant": done.story.tenant,
-            "entry_id": "state-1",
-            "target_worker": "node-b",
-        },
+    copied.assert_whole(copy := copied.post().json())
+    hold(
+        rig,
+        carry=[filling, *carrying],
+        close=[moved, *closing],
+        charge=[reserving, charging],
+        plan=planning,
     )
-    assert copy.json()["status"] == "completed", copy.text
-    assert done.story.charged()["entries"] == 2
-    moved.hold_at_consume(1)
-    begun = [rig.begin().hold_at_charge(2), rig.begin(BIG_BYTES).hold_bytes(MIB)]
     fleet.b.kill()
-    for one in [moved, *begun]:
+    rig.control.let_go()
+    for one in (moved, reserving, filling, *closing, charging, *carrying):
         one.go_on()
     # It held the bytes when it said so; that it is dead now, its runtime knows.
     assert moved.answer().json()["evidence"]["physical_transfer_verified"] is True
-    for one in begun:
+    for one in closing:
+        assert one.answer().json()["status"] == "completed"
+    for one in (reserving, filling):
         answer = one.answer()
         assert answer.status_code == 503, answer.text
         found = one.story.history(answer, ["fell_back"])
-        assert found["fallback_reason"] == "preferred_backend_unavailable"
+        assert found["fallback_reason"] == AWAY
         assert (one.story.charged(), one.claims()) == (NOTHING, [])
-    assert moved.story.charged()["entries"] == 1
+    begun = [*planning, charging, *carrying]
+    for one in begun:
+        assert_failed(one)
+    # Whether a copy is still there, nobody can say now.
+    assert copied.post().json() == copy | {"copy_present": None}
+    assert moved.story.charged() == moved.one
     until(lambda: not fleet.workers[NODE].leaks(), "the source lets go")
     fleet.start_worker("node-b")
     # It is another process: what the first one held is charged to nobody.
-    for one in (done, moved):
+    for one in (done, copied, moved, *closing):
         until(lambda one=one: one.story.charged() == NOTHING, "the charges are given back")
     assert done.post().json() == receipt.json()
     assert done.story.charged() == NOTHING
-    for one in begun:
+    for one in (reserving, filling):
         refused = one.post()
         assert refused.status_code == 503
         assert "sink_missing" in refused.json()["error"]["message"]
         one.sink = one.story.sink()
         one.assert_whole(one.again())
         one.assert_left_alone()
+    # Whoever wants a copy there gets it, also one that had been there.
+    for one in (copied, *closing, *begun):
+        assert_moved(one)
+
+
+def test_a_transfer_that_nobody_ended_is_taken_over_once(rig: Rig) -> None:
+    """Its caller asks again, several times at once, while the first attempt is still held."""
+    one = rig.moving("prefetch").carrying(0)
+    one.wait_carrying()
+    with ThreadPoolExecutor(4) as pool:
+        views = [answer.json() for answer in pool.map(lambda _: one.post(), range(4))]
+    assert {view["status"] for view in views} == {"in_flight"}
+    one.go_on()
+    one.assert_whole(one.answer().json())
+    one.assert_left_alone()

@@ -9,11 +9,14 @@ import pytest
 
 from app.control.keys import Scope
 from app.transfer.frames import trailer
+from app.transfer.wire import PayloadFacts
 from tests.process.waiting import until
 from tests.transfers.announced import FalseSource
 from tests.transfers.conftest import NOTHING
 from tests.transfers.fleet import Fleet, Story
+from tests.transfers.scripted import ScriptedTarget
 from tests.worker.evil import stating
+from tests.worker.rig import checksum
 
 MOVED = "nexuskv_worker_received_bytes_total"
 
@@ -85,7 +88,9 @@ def test_the_bytes_are_at_the_target(moves: Moves, action: str) -> None:
     assert (view["backend"], view["degraded"]) == ("nexuskv.worker.baseline_transport", False)
     assert (view["fallback_reason"], view["rejected"]) == (None, [])
     assert (view["result"]["requested_kind"], view["result"]["executed_kind"]) == (action, action)
-    assert moves.get().json() == view
+    assert view["copy_present"] is True
+    # What is stored is what happened; nobody looks again for it.
+    assert moves.get().json() == view | {"copy_present": None}
     found = moves.decision(view, ["completed"])
     assert (found["kind"], found["outcome"], found["entry_id"]) == (
         action,
@@ -108,10 +113,67 @@ def test_the_same_id_again_moves_nothing_and_another_body_is_refused(moves: Move
     assert moves.moved_bytes() == moved
     for other in ({"action": "store"}, {"payload_id": "other"}, {"target_worker": "node-a"}):
         assert problem(moves.post(**other)) == (409, "transfer_conflict")
-    assert moves.get().json() == first
+    assert moves.get().json() == first | {"copy_present": None}
     assert moves.story.charged()["entries"] == 1
     kinds = {(one["kind"], one["outcome"]) for one in moves.story.decisions(5)}
     assert {("prefetch", "transferred"), ("prefetch", "replayed"), ("store", "rejected")} <= kinds
+
+
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_completed_transfer_whose_copy_is_gone_is_carried_out_anew(
+    moves: Moves, how: str
+) -> None:
+    story, first = moves.story, moves.done()
+    if how == "deleted":
+        assert story.target.delete(story.payload_id).status_code == 200
+    else:
+        assert story.target.put(story.payload_id, bytes(len(story.data))).status_code == 200
+    assert moves.get().json()["status"] == "completed"
+    moved = moves.moved_bytes()
+    # One of them brings it, whoever comes meanwhile is told so.
+    with ThreadPoolExecutor(4) as pool:
+        answers = list(pool.map(lambda _: moves.post(), range(4)))
+    assert {answer.status_code for answer in answers} <= {200, 202}
+    again = moves.done()
+    assert (again["status"], again["copy_present"]) == ("completed", True)
+    assert again["decision_id"] != first["decision_id"]
+    assert moves.moved_bytes() - moved == len(story.data)
+    assert story.target.get(story.payload_id).content == story.data
+    assert story.charged() == {"payload_bytes": len(story.data), "entries": 1, "transfers": 0}
+    # Each attempt keeps what came of it.
+    for view in (first, again):
+        assert moves.decision(view, ["completed"])["outcome"] == "transferred"
+
+
+def test_a_copy_that_cannot_be_brought_again_is_not_said_to_be_there(moves: Moves) -> None:
+    story = moves.story
+    moves.done()
+    story.target.delete(story.payload_id)
+    story.source.delete(story.payload_id)
+    view = moves.done()
+    assert (view["fallback_reason"], view["copy_present"]) == ("cache_miss", False)
+    assert (view["locator"], view["bytes_transferred"]) == (None, 0)
+    until(lambda: story.charged() == NOTHING, "the copy's charge is given back")
+    story.ready()
+    view = moves.done()
+    assert (view["status"], view["copy_present"]) == ("completed", True)
+
+
+def test_a_copy_whose_worker_cannot_be_asked_is_neither_there_nor_gone(moves: Moves) -> None:
+    story = moves.story
+    with ScriptedTarget(story.fleet) as target:
+        held = checksum(story.data)
+        target.on_order = lambda call: call.say(call.completed(checksum=held))
+        first = moves.done(target_worker=target.name)
+        assert (first["status"], first["copy_present"]) == ("completed", True)
+        facts = PayloadFacts(story.payload_id, story.tenant, len(story.data), held)
+        for say, seen in (
+            (lambda call: call.raw(b""), None),
+            (lambda call: call.say(facts), True),
+        ):
+            target.on_sink = say
+            assert moves.done(target_worker=target.name) == first | {"copy_present": seen}
+        assert len(target.orders) == 1
 
 
 def test_what_cannot_be_tried_at_all(moves: Moves, fleet: Fleet) -> None:

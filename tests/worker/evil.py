@@ -66,10 +66,18 @@ def whole(data: bytes) -> bytes:
     return stating(data) + data + trailer(checksum(data))
 
 
+def request_of(source: Worker, payload: str, asked: str = "", **changes: str) -> FetchRequest:
+    """What a worker `node-x` asks for a sink `s` of it, with some of it different."""
+    facts = {"target_worker": "node-x", "sink_id": "s"} | changes
+    bound = {"target_worker": "node-x", "data_address": source.data_address}
+    vouched = token(source.node, source.tenant, Direction.FETCH, payload, "s", **bound)
+    return FetchRequest(vouched, asked or payload, **facts)
+
+
 def relay(evil: EvilSource, source: Worker, payload: str, stop_after: int) -> Script:
     """A script: fetch from the real source, and pause after some of its answer."""
     host, port = source.data_address.rsplit(":", 1)
-    request = FetchRequest(token(source.node, source.tenant, Direction.FETCH, payload), payload)
+    request = request_of(source, payload)
 
     def script(connection: socket.socket) -> None:
         passed = 0

@@ -13,6 +13,7 @@ import xxhash
 from app.clock import SystemClock
 from app.transfer.tokens import Direction, Grant, TokenKeys
 from tests.process.command import Command
+from tests.worker.published import check_answer
 
 SECRET = "tests-only-worker-" + "0123456789abcdef" * 2
 KEYS = TokenKeys([SECRET])
@@ -24,8 +25,11 @@ def now_s() -> int:
     return SystemClock().now_us() // 1_000_000
 
 
-def token(worker: str, tenant: str, direction: D, payload: str = "", sink: str = "") -> str:
-    grant = Grant(worker, tenant, direction, payload, sink)
+def token(
+    worker: str, tenant: str, direction: D, payload: str = "", sink: str = "", **fetch: str
+) -> str:
+    """`fetch` are the further facts of a FETCH token."""
+    grant = Grant(worker, tenant, direction, payload, sink, **fetch)
     return KEYS.sign(grant, now_s=now_s(), ttl_s=60)
 
 
@@ -47,6 +51,7 @@ class Worker:
         *options: str,
         dram_bytes: int = 32 * MIB,
         tenant: str = "acme",
+        env: dict[str, str] | None = None,
     ) -> None:
         self.node = node
         self.tenant = tenant
@@ -57,7 +62,7 @@ class Worker:
             "worker",
             *("--node", node, "--dram-bytes", str(dram_bytes)),
             *("--ready-file", str(directory / "ready.json"), *options),
-            env={"NEXUSKV_WORKER_SECRET": SECRET},
+            env=env or {"NEXUSKV_WORKER_SECRET": SECRET},
         )
         self.http = httpx.Client(timeout=30, trust_env=False)
 
@@ -86,9 +91,12 @@ class Worker:
     def ask(
         self, method: str, path: str, direction: D, payload: str = "", sink: str = "", **options
     ) -> httpx.Response:
+        """The answer, which is one of those that the published document has."""
         headers = {"authorization": f"Bearer {self.token(direction, payload, sink)}"}
         headers |= options.pop("headers", {})
-        return self.http.request(method, self.url + path, headers=headers, **options)
+        answer = self.http.request(method, self.url + path, headers=headers, **options)
+        check_answer(method, path, answer)
+        return answer
 
     def token(self, direction: D, payload: str = "", sink: str = "") -> str:
         return token(self.node, self.tenant, direction, payload, sink)
@@ -142,12 +150,13 @@ class Worker:
             name, address = source.node, source.data_address
         else:
             name, address = "elsewhere", source
-        found = {
-            "worker": name,
-            "payload_id": payload,
-            "data_address": address,
-            "token": token(name, self.tenant, D.FETCH, payload),
-        }
+        vouched = token(
+            name, self.tenant, D.FETCH, payload, more.get("target_sink_id", ""),
+            target_worker=self.node,
+            target_payload_id=more.get("target_payload_id", ""),
+            data_address=address,
+        )  # fmt: skip
+        found = {"worker": name, "payload_id": payload, "data_address": address, "token": vouched}
         found |= more.pop("known", {})
         body = {"session_id": session, "source": found, "backend": "baseline_transport"}
         return body | more

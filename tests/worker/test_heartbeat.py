@@ -133,12 +133,41 @@ def test_the_last_events_are_told_before_the_end(start_worker, api):
     assert api.beats[-1].events[0].sink_id == sink
 
 
-def test_a_worker_without_its_api_works(start_worker):
-    worker = start_worker("node-k", "--api-url", "http://127.0.0.1:1")
+def warnings(worker):
+    return [line for line in worker.command.stderr.splitlines() if '"heartbeat_failed"' in line]
+
+
+def failed_beats(worker):
+    return worker.metrics()["nexuskv_worker_heartbeats_failed_total"]
+
+
+def test_a_worker_without_its_api_works_and_warns_of_it_once(start_worker):
+    quiet = ("--log-level", "warning")
+    worker = start_worker("node-k", "--api-url", "http://127.0.0.1:1", *quiet)
     assert worker.put("p", b"x").status_code == 201
-    until(lambda: worker.metrics()["nexuskv_worker_heartbeats_failed_total"], "a failed beat")
+    until(lambda: failed_beats(worker) >= 6, "failed beats")
     assert worker.http.get(worker.url + "/readyz").status_code == 200
+    assert len(warnings(worker)) == 1
     assert worker.command.end() == 0
+
+
+def test_a_worker_that_ends_just_after_its_api_says_nothing_of_it(start_worker):
+    api = Api()
+    worker = start_worker("node-l", "--api-url", api.url, "--log-level", "warning")
+    until(lambda: api.beats, "a beat")
+    api.close()
+    until(lambda: failed_beats(worker), "a failed beat")
+    assert worker.command.end() == 0
+    said = worker.command.stderr.splitlines()
+    assert len(said) == 1, said
+    assert said[0].startswith("NexusKV worker node-l answers on")
+
+
+def test_a_worker_that_is_refused_warns_at_once(start_worker, api):
+    api.status = 401
+    worker = start_worker("node-m", "--api-url", api.url, "--log-level", "warning")
+    until(lambda: warnings(worker), "a warning")
+    assert "401" in warnings(worker)[0]
 
 
 def event(number):

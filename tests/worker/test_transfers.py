@@ -8,11 +8,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from app.transfer.frames import FetchAnswer, FetchRequest, FetchStatus, frame, trailer
+from app.transfer.frames import FetchAnswer, FetchStatus, frame, trailer
 from app.transfer.tokens import Direction
 from tests.process.waiting import until
-from tests.worker.evil import stating, whole
-from tests.worker.rig import MIB, checksum, some_bytes, token
+from tests.worker.evil import request_of, stating, whole
+from tests.worker.rig import MIB, checksum, some_bytes
 
 DATA = some_bytes(2 * MIB + 5)
 BACKENDS = ["baseline_transport", "staged_copy"]
@@ -120,27 +120,6 @@ def test_what_the_order_knows_must_be_so(workers):
     assert target.sink_facts(sink)["state"] == "open"
 
 
-def test_the_source_honours_only_a_token_for_this_payload_worker_and_tenant(workers):
-    source, target = workers
-    source.put("p", DATA)
-    sink = target.new_sink(len(DATA))
-    for number, (given, failure) in enumerate(
-        [
-            (token(target.node, source.tenant, Direction.FETCH, "p"), "source_refused"),
-            (token(source.node, source.tenant, Direction.FETCH, "q"), "source_refused"),
-            (token(source.node, source.tenant, Direction.GET_PAYLOAD, "p"), "source_refused"),
-            ("garbage", "source_refused"),
-            (token(source.node, "stranger", Direction.FETCH, "p"), "payload_missing"),
-        ]
-    ):
-        failed = target.transfer(
-            source, "p", f"s{number}", target_sink_id=sink, known={"token": given}
-        )
-        assert failed["failure"] == failure
-    alone = target.transfer(source, "p", "t", target_sink_id=sink, known={"token": None})
-    assert alone["failure"] == "source_unreachable"
-
-
 def nothing(connection, _):
     connection.close()
 
@@ -150,7 +129,7 @@ def garbage(connection, _):
 
 
 def long_header(connection, _):
-    connection.sendall(b"NKVD\x01\x00\x00\x00\x7f\xff\xff\xff")
+    connection.sendall(b"NKVD\x02\x00\x00\x00\x7f\xff\xff\xff")
 
 
 def no_checksum(connection, _):
@@ -352,9 +331,8 @@ def test_a_destination_that_takes_nothing_does_not_keep_a_payload_for_itself(wor
     data = some_bytes(12 * MIB)
     source.put("p", data)
     host, port = source.data_address.rsplit(":", 1)
-    request = FetchRequest(token(source.node, source.tenant, Direction.FETCH, "p"), "p")
     with socket.create_connection((host, int(port))) as connection:
-        connection.sendall(frame(request))
+        connection.sendall(frame(request_of(source, "p")))
         until(lambda: source.metrics()["nexuskv_worker_pins"] == 1, "the payload is pinned")
         # It is replaced meanwhile; the bytes on their way are still the old ones.
         source.put("p", b"new")
@@ -369,7 +347,7 @@ def test_a_destination_that_takes_nothing_does_not_keep_a_payload_for_itself(wor
 def test_the_data_port_answers_nonsense_with_a_frame(workers):
     source, _ = workers
     host, port = source.data_address.rsplit(":", 1)
-    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"NKVD\x02\x00\x00\x00\x00\x00\x00\x00"):
+    for nonsense in (b"GET / HTTP/1.1\r\n\r\n", b"NKVD\x03\x00\x00\x00\x00\x00\x00\x00"):
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.sendall(nonsense)
             connection.shutdown(socket.SHUT_WR)

@@ -218,6 +218,93 @@ def test_the_order_holds_exactly_the_enabled_backends(
     assert pointer in findings(whole)
 
 
+@pytest.mark.parametrize(
+    ("enabled", "order", "expected"),
+    [
+        # What is no backend hides nothing that follows from those that are.
+        (["rdma", "pigeon"], ["zero_copy", "rdma"], {"enabled/1", "order/0"}),
+        (["rdma", "zero_copy"], ["rdma", "pigeon"], {"order/1", "order"}),
+        (["rdma", "pigeon"], ["rdma", "pigeon"], {"enabled/1", "order/1"}),
+        (["rdma", "rdma"], ["zero_copy"], {"enabled/1", "order/0", "order"}),
+        (["rdma", 7, None], ["rdma", ["x"], "zero_copy"],
+         {"enabled/1", "enabled/2", "order/1", "order/2"}),
+        # Without a single backend nothing follows.
+        (["pigeon"], ["rdma"], {"enabled/0"}),
+        ("rdma", ["rdma", "rdma"], {"enabled", "order/1"}),
+        (["rdma"], {"rdma": 1}, {"order"}),
+    ],
+)  # fmt: skip
+def test_what_is_malformed_hides_no_inconsistency(
+    enabled: Any, order: Any, expected: set[str]
+) -> None:
+    names = {"enabled": "enabled_transfer_backends", "order": "backend_priority_order"}
+    whole = document(enabled_transfer_backends=enabled, backend_priority_order=order)
+    pointers = {pointer.strip("/") for pointer in findings(whole)}
+    assert pointers == {
+        "/".join([names[found.partition("/")[0]], *found.split("/")[1:]]) for found in expected
+    }
+
+
+LISTS = ("enabled_transfer_backends", "backend_priority_order", "allowed_source_tiers",
+         "allowed_target_tiers", "allowed_device_classes", "allowed_buffer_kinds")  # fmt: skip
+OVERLAY_LISTS = (*LISTS[2:], "allowed_materialization_capabilities")
+SCALARS = [at for at, value in PLACES if not isinstance(value, dict | list)]
+PLACES_OF_LISTS = [f"/{name}" for name in LISTS] + [
+    f"/backend_overlays/rdma/{name}" for name in OVERLAY_LISTS
+]
+NOT_ENABLED, NOT_ORDERED = "staged_copy", "zero_copy"
+
+
+def at_place(whole: dict[str, Any], at: str) -> tuple[Any, str]:
+    holder: Any = whole
+    *steps, last = at.strip("/").split("/")
+    for step in steps:
+        holder = holder[step]
+    return holder, last
+
+
+def plant(whole: dict[str, Any], error: tuple[str, str]) -> str:
+    """Puts one error in; the pointer that has to be reported for it."""
+    kind, at = error
+    holder, last = at_place(whole, at)
+    if kind == "surprise":
+        holder[last]["surprise"] = 1
+        return f"{at}/surprise"
+    if kind == "wrong":
+        holder[last] = 1.5
+    elif kind == "not_ordered":
+        holder[last].append(NOT_ORDERED)
+        return "/backend_priority_order"
+    else:
+        item = {"unknown": "pigeon", "foreign": 7, "not_enabled": NOT_ENABLED}
+        holder[last].append(item[kind] if kind in item else holder[last][0])
+        return f"{at}/{len(holder[last]) - 1}"
+    return at
+
+
+ERRORS = st.sampled_from(
+    [(kind, at) for at in PLACES_OF_LISTS for kind in ("unknown", "foreign", "repeated")]
+    + [("wrong", at) for at in SCALARS]
+    + [("surprise", at) for at in ("/recompute_fallback_policy", "/tenant_namespace_policy",
+                                   "/quota_admission_policy", "/backend_overlays/rdma")]
+    + [("not_enabled", "/backend_priority_order"), ("not_ordered", "/enabled_transfer_backends")]
+)  # fmt: skip
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.lists(ERRORS, min_size=1, max_size=30, unique=True))
+def test_every_one_of_many_errors_is_reported(errors: list[tuple[str, str]]) -> None:
+    """However many there are, in whatever order they were made: each pointer, and no other."""
+    whole = document(
+        enabled_transfer_backends=["rdma", "baseline_transport"],
+        backend_priority_order=["baseline_transport", "rdma"],
+        allowed_buffer_kinds=["device"],
+    )
+    whole["backend_overlays"]["rdma"]["allowed_target_tiers"] = ["device"]
+    planted = {plant(whole, error) for error in errors}
+    assert set(findings(whole)) == planted
+
+
 def tenancy(mode: str, tenant: str, namespace: str) -> ExecutionPolicy:
     policy = {"mode": mode, "default_tenant": tenant, "default_namespace": namespace}
     return load(document(tenant_namespace_policy=policy))

@@ -1,6 +1,8 @@
 """Reading operators' documents: what YAML and JSON mean here, and what is refused."""
 
 import json
+import sys
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -9,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.errors import ErrorCode, NexusError
-from app.policy.text import MAX_DEPTH, MAX_DOCUMENT_BYTES, parse_document
+from app.policy.document import load_policy
+from app.policy.text import MAX_DEPTH, MAX_DOCUMENT_BYTES, MAX_ELEMENTS, parse_document
 
 
 @pytest.mark.parametrize(
@@ -60,7 +63,9 @@ def refused(text: str | bytes) -> NexusError:
         ("? [a]\n: 1", ""),
         ("&k a: 1", ""),
         ("a: 1\n---\nb: 2", ""),
-        ("[" + "a," * 10_000 + "a]", ""),
+        ("[" + "a," * MAX_ELEMENTS + "a]", ""),
+        ('{"a": [' + "[]," * MAX_ELEMENTS + "1]}", ""),
+        ("{" + ",".join(f'"{n}":0' for n in range(MAX_ELEMENTS)) + "}", ""),
         ("a: " + "[" * 40 + "]" * 40, "/a" + "/0" * MAX_DEPTH),
         ('{"a":' * 40 + "1" + "}" * 40, "/a" * (MAX_DEPTH + 1)),
         ('{"a":' + "[" * 100_000 + "]" * 100_000 + "}", ""),
@@ -125,3 +130,66 @@ def test_json_and_yaml_of_one_value_read_the_same(value: dict[str, Any]) -> None
     """Texts are quoted: PyYAML leaves some plain that are numbers since YAML 1.2, such as 08."""
     assert parse_document(json.dumps(value)) == value
     assert parse_document(yaml.dump(value, Dumper=_Quoting, allow_unicode=True)) == value
+
+
+def work(text: str) -> int:
+    """How many Python and C functions run until the document is refused."""
+    calls = 0
+
+    def count(_frame: FrameType, event: str, _arg: object) -> None:
+        nonlocal calls
+        calls += event in ("call", "c_call")
+
+    sys.setprofile(count)
+    try:
+        load_policy(text.encode("utf-8", "surrogatepass")[:MAX_DOCUMENT_BYTES])
+    except NexusError:
+        return calls
+    finally:
+        sys.setprofile(None)
+    raise AssertionError(f"accepted: {text[:40]}")
+
+
+N = MAX_DOCUMENT_BYTES
+ODD = [
+    "a: " + "x" * N,
+    'a: "' + "x" * (N - 8) + '"',
+    'a: "' + "\\n" * (N // 2 - 8) + '"',
+    "a: " + "x " * N,
+    "a:\n" + " x\n" * N,
+    "a: >\n" + " x\n" * N,
+    "#\n" * N,
+    "\n" * N,
+    " " * N,
+    "[" * N,
+    "[" + "a," * N,
+    "- a\n" * N,
+    "{" + "a " * N,
+    "? " * N,
+    "- " * N,
+    "&a " * N,
+    "*a\n" * N,
+    "a: !" + "a" * N,
+    "a: " + "1" * N,
+    "a: 1." + "1" * N,
+    "a: 1e" + "9" * N,
+    "".join(f"k{n}: 1\n" for n in range(N // 8)),
+    '{"a":' * N,
+    '{"a":' + "[" * 30_000 + "]" * 30_000 + "}",
+    '{"a":' + "1" * (N - 8) + "}",
+    '{"a":1.' + "1" * (N - 8) + "}",
+    '{"a":1e' + "9" * (N - 8) + "}",
+    '{"a":"' + "\\ud800" * (N // 6 - 8) + '"}',
+    '{"a":[' + "0," * (N // 2 - 8) + "x]}",
+    '{"a":[' + "0," * (N // 2 - 8) + "0]}",
+    "{" + ",".join('"a":0' for _ in range(N // 8)) + "}",
+    "{" + ",".join(f'"u{n}":"' + "x" * 2_000 + '"' for n in range(120)) + "}",
+    '{"backend_overlays":{' + ",".join(f'"{n}":{{"x":0}}' for n in range(1_500)) + "}}",
+    '{"enabled_transfer_backends":[' + ",".join('"rdma"' for _ in range(4_000)) + "]}",
+]
+
+
+@pytest.mark.parametrize("text", ODD, ids=lambda text: ascii(text[:16]))
+def test_an_odd_document_is_refused_with_little_work(text: str) -> None:
+    """Of a quarter of a million characters none costs a call: they are read in C, or not at all."""
+    assert work(text) < 30 * MAX_ELEMENTS

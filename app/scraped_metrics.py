@@ -1,0 +1,250 @@
+"""What components count of themselves, as the series of a scrape.
+
+`app.metrics` has what requests are counted with; here nothing is counted, only read.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import NamedTuple, Protocol
+
+from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+
+class DecisionCounters(Protocol):
+    """What the decision writer counts of itself."""
+
+    @property
+    def recorded(self) -> int: ...
+    @property
+    def stored(self) -> int: ...
+    @property
+    def pending(self) -> int: ...
+    @property
+    def pending_bytes(self) -> int: ...
+    @property
+    def lost(self) -> Mapping[str, int]:
+        """Rows lost so far by reason, a closed set."""
+
+
+class WorkerCalls(Protocol):
+    """What the client of workers counts of itself."""
+
+    @property
+    def calls(self) -> Mapping[tuple[str, str], int]:
+        """Calls by operation and result, both of closed sets."""
+
+    @property
+    def retried(self) -> int: ...
+    @property
+    def cancels_dropped(self) -> int: ...
+
+
+class PolicyGauges(NamedTuple):
+    """`number` is 0 for the file that the process was given."""
+
+    number: int
+    stale_s: float
+    faulted: bool
+    changes: int
+
+
+class PolicyCounts(Protocol):
+    """What the store of policies counts of itself, by result; both sets are closed."""
+
+    @property
+    def documents(self) -> Mapping[str, int]: ...
+    @property
+    def activations(self) -> Mapping[str, int]: ...
+
+
+class PipelineCounts(Protocol):
+    """What the pipeline counts of itself; keys are label values, in the order of the labels."""
+
+    @property
+    def selections(self) -> Mapping[tuple[str, ...], int]: ...
+    @property
+    def rejections(self) -> Mapping[tuple[str, ...], int]: ...
+    @property
+    def quota(self) -> Mapping[tuple[str, ...], int]: ...
+    @property
+    def transfers(self) -> Mapping[tuple[str, ...], int]: ...
+    @property
+    def executions(self) -> Mapping[tuple[str, ...], int]: ...
+    @property
+    def moved_bytes(self) -> Mapping[str, int]: ...
+
+
+class Scraped(Collector):
+    """Metrics made at scrape time from what a component counts anyway."""
+
+    def __init__(self, families: Callable[[], Iterable[Metric]]) -> None:
+        self._families = families
+
+    def collect(self) -> Iterable[Metric]:
+        return self._families()
+
+    def describe(self) -> Iterable[Metric]:
+        """Nothing: registering must not read a component that may not have started yet."""
+        return ()
+
+
+def policy_families(status: PolicyGauges, counts: PolicyCounts) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "nexuskv_policy_number",
+        "Number of the policy in force; 0 for the file that the process was given.",
+        value=status.number,
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_policy_stale_seconds",
+        "Time since the database was last asked which policy is active.",
+        value=status.stale_s,
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_policy_faulted",
+        "1 while the latest activation cannot come into force, else 0.",
+        value=float(status.faulted),
+    )
+    yield CounterMetricFamily(
+        "nexuskv_policy_changes",
+        "Times that another policy came into force in this process.",
+        value=status.changes,
+    )
+    yield counted(
+        "nexuskv_policy_documents",
+        "Policy documents sent here: `stored`, `known` or `refused` when uploaded, `valid` or "
+        "`invalid` when only checked.",
+        ("result",),
+        {(result,): count for result, count in counts.documents.items()},
+    )
+    yield counted(
+        "nexuskv_policy_activations",
+        "Activations asked for here: `changed`, `unchanged` where it was active, or `refused`.",
+        ("result",),
+        {(result,): count for result, count in counts.activations.items()},
+    )
+
+
+def pipeline_families(counts: PipelineCounts) -> Iterable[Metric]:
+    yield counted(
+        "nexuskv_backend_selections",
+        "Backends chosen between two workers: the wanted one, or `degraded` to a lesser one.",
+        ("kind", "backend", "result"),
+        counts.selections,
+    )
+    yield counted(
+        "nexuskv_backend_rejections",
+        "Backends that a choice passed over, by why.",
+        ("kind", "backend", "reason"),
+        counts.rejections,
+    )
+    yield counted(
+        "nexuskv_quota_exceeded",
+        "Charges beyond a limit of their tenant: `denied`, or `advisory` and let through.",
+        ("kind", "result", "limit"),
+        counts.quota,
+    )
+    yield counted(
+        "nexuskv_transfers",
+        "Materialize, prefetch and store that were tried, by the status of their transfer.",
+        ("kind", "status"),
+        counts.transfers,
+    )
+    yield counted(
+        "nexuskv_executions",
+        "Materialize, prefetch and store by what became of them: `completed` (bytes verified), "
+        "`registered` (protocol only), or the reason of their fallback.",
+        ("kind", "result"),
+        counts.executions,
+    )
+    yield counted(
+        "nexuskv_moved_bytes",
+        "Bytes that a worker verified at their destination.",
+        ("kind",),
+        {(kind,): moved for kind, moved in counts.moved_bytes.items()},
+    )
+
+
+def sink_families(reports: Mapping[tuple[str, ...], int]) -> Iterable[Metric]:
+    yield counted(
+        "nexuskv_sink_reports",
+        "What workers told of sinks, by the state they came to: `matched` is the outcome of a "
+        "decision, `unmatched` of none of ours, `refused` not believed.",
+        ("state", "result"),
+        reports,
+    )
+
+
+def counted(
+    name: str, help_text: str, labels: tuple[str, ...], counts: Mapping[tuple[str, ...], int]
+) -> Metric:
+    """One counter with a series for each key, whose parts are the labels' values."""
+    family = CounterMetricFamily(name, help_text, labels=labels)
+    for values, count in counts.items():
+        family.add_metric(values, count)
+    return family
+
+
+def index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
+    for key, help_text in (
+        ("entries", "States in the index."),
+        ("blocks", "Distinct token blocks in the index."),
+        ("scopes", "Isolated scopes (tenant, namespace, model and so on) in the index."),
+        ("memory_bytes", "Memory that the index holds."),
+    ):
+        yield GaugeMetricFamily(f"nexuskv_index_{key}", help_text, value=stats[key])
+
+
+def decision_families(counters: DecisionCounters) -> Iterable[Metric]:
+    yield CounterMetricFamily(
+        "nexuskv_decisions_recorded", "Decisions and outcomes made here.", value=counters.recorded
+    )
+    yield CounterMetricFamily(
+        "nexuskv_decisions_stored", "Decisions and outcomes now in Postgres.", value=counters.stored
+    )
+    lost = CounterMetricFamily(
+        "nexuskv_decisions_lost", "Decisions and outcomes lost, by reason.", labels=["reason"]
+    )
+    for reason, rows in counters.lost.items():
+        lost.add_metric([str(reason)], rows)
+    yield lost
+    yield GaugeMetricFamily(
+        "nexuskv_decisions_queued", "Rows that wait for storage.", value=counters.pending
+    )
+    yield GaugeMetricFamily(
+        "nexuskv_decisions_queued_bytes",
+        "Approximate memory of the rows that wait.",
+        value=counters.pending_bytes,
+    )
+
+
+def worker_families(
+    counts: Mapping[str, int], heartbeats: Mapping[str, int], calls: WorkerCalls
+) -> Iterable[Metric]:
+    workers = GaugeMetricFamily(
+        "nexuskv_workers", "Registered workers, by whether they are heard.", labels=["status"]
+    )
+    for status, count in counts.items():
+        workers.add_metric([status], count)
+    yield workers
+    beats = CounterMetricFamily(
+        "nexuskv_worker_heartbeats", "Heartbeats, by what became of them.", labels=["result"]
+    )
+    for result, count in heartbeats.items():
+        beats.add_metric([result], count)
+    yield beats
+    asked = CounterMetricFamily(
+        "nexuskv_worker_calls",
+        "Calls of workers by `ok` or the kind of fault.",
+        labels=["operation", "result"],
+    )
+    for (operation, result), count in calls.calls.items():
+        asked.add_metric([operation, result], count)
+    yield asked
+    yield CounterMetricFamily(
+        "nexuskv_worker_call_retries", "Attempts beyond a call's first.", value=calls.retried
+    )
+    yield CounterMetricFamily(
+        "nexuskv_worker_cancels_dropped",
+        "Cancellations given up because too many were under way.",
+        value=calls.cancels_dropped,
+    )
