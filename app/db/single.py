@@ -49,7 +49,17 @@ class SingleStatements:
         self._statements = statements
         self._wait_s = wait_s
         _, asked = dialect.create_connect_args(url)
-        self._options = {**asked, **connect_args, "min_size": 0, "max_size": connections}
+        self._options = {
+            **asked,
+            **connect_args,
+            "server_settings": {
+                **connect_args["server_settings"],
+                # Each is short and finds rows by their keys: to plan it again is half of its cost.
+                "plan_cache_mode": "force_generic_plan",
+            },
+            "min_size": 0,
+            "max_size": connections,
+        }
         self._pool: asyncpg.Pool | None = None
 
     @asynccontextmanager
