@@ -12,9 +12,8 @@ from typing import Any, Literal, Self, TypeVar
 import asyncpg
 import orjson
 from sqlalchemy import Executable, TextClause, event
-from sqlalchemy.engine import URL, make_url
+from sqlalchemy.engine import URL
 from sqlalchemy.exc import (
-    ArgumentError,
     DBAPIError,
     DisconnectionError,
     InterfaceError,
@@ -29,21 +28,16 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.sql.selectable import TextualSelect
 
+from app.db.connect import CLIENT_GRACE_S, connect_args, normalise_url
 from app.db.native import Rows, Statements, arguments
+from app.db.single import SingleSession, SingleStatements
 from app.errors import ErrorCode, NexusError
 
-_SCHEMES = frozenset({"postgres", "postgresql", "postgresql+asyncpg"})
-# libpq spells these in a URL; asyncpg spells them otherwise, or they are ours to set.
-_SET_BY_US = ("application_name", "connect_timeout")
 # Connection exceptions, bad credentials, missing database, no resources, operator intervention
 # (shutdown, cancel, starting up), system errors, idle in transaction, deadlock or serialization
 # failure, a lock not granted in time: the same request may succeed later.
 _UNAVAILABLE_CLASSES = ("08", "28", "3D", "53", "57", "58")
 _UNAVAILABLE_STATES = frozenset({"25P03", "25P04", "40001", "40P01", "55P03"})
-_MS_PER_S = 1000
-# The server gives up first, so that a time-out normally has a server-side reason; the client's
-# own limit is for a server that no longer answers at all.
-_CLIENT_GRACE_S = 2.0
 
 
 class NoPartitionError(Exception):
@@ -98,27 +92,6 @@ class WriteSession(ReadSession):
 S = TypeVar("S", bound=ReadSession)
 
 
-def normalise_url(url: str) -> str:
-    """The URL as SQLAlchemy and asyncpg want it: `postgresql+asyncpg://...`.
-
-    Accepts `postgres://`, `postgresql://` and `postgresql+asyncpg://`, a socket directory in
-    `?host=/dir`, and libpq's `sslmode`. Raises ValueError, without the password, on anything else.
-    """
-    try:
-        parsed = make_url(url)
-    except ArgumentError:
-        raise ValueError("The database URL cannot be parsed: postgresql://USER@HOST/DB") from None
-    if parsed.drivername not in _SCHEMES:
-        raise ValueError(
-            f"The database URL must start with postgresql://, not {parsed.drivername}://"
-        )
-    query = {name: value for name, value in parsed.query.items() if name not in _SET_BY_US}
-    if "sslmode" in query:
-        query["ssl"] = query.pop("sslmode")
-    normal = parsed.set(drivername="postgresql+asyncpg", query=query)
-    return normal.render_as_string(hide_password=False)
-
-
 class Database:
     """A bounded pool of connections to one Postgres.
 
@@ -145,6 +118,14 @@ class Database:
             isolation_level="AUTOCOMMIT",
         )
         self._statements = Statements(self.engine.dialect)
+        self._single = SingleStatements(
+            self.engine.url,
+            self.engine.dialect,
+            self._statements,
+            connect_args(connect_timeout_s, statement_timeout_s, application_name),
+            connections=pool_connections,
+            wait_s=connect_timeout_s,
+        )
 
     @property
     def url(self) -> URL:
@@ -172,6 +153,19 @@ class Database:
         begin = "BEGIN" if durable else "BEGIN; SET LOCAL synchronous_commit = off"
         async with self._transaction(WriteSession, begin, "COMMIT") as session:
             yield session
+
+    @asynccontextmanager
+    async def single(self) -> AsyncGenerator[SingleSession]:
+        """For one statement, which commits by itself: a third of the cost of a transaction.
+
+        Raises NexusError when unavailable, and then says as little of the outcome as `write` does.
+        """
+        with translated_errors():
+            try:
+                async with self._single.session() as session:
+                    yield session
+            except OSError as error:
+                raise unavailable(error) from error
 
     @asynccontextmanager
     async def _transaction(self, kind: type[S], begin: str, end: str) -> AsyncGenerator[S]:
@@ -212,7 +206,7 @@ class Database:
                         columns=list(columns),
                         source=_once(b"".join(lines)),
                         format="text",
-                        timeout=self._statement_timeout_s + _CLIENT_GRACE_S,
+                        timeout=self._statement_timeout_s + CLIENT_GRACE_S,
                     )
         except asyncpg.CheckViolationError as error:
             # A row without a partition violates no constraint that has a name.
@@ -225,6 +219,7 @@ class Database:
 
     async def close(self) -> None:
         """Close every connection; the object is not used afterwards."""
+        await self._single.close()
         await self.engine.dispose()
 
     async def __aenter__(self) -> Self:
@@ -253,7 +248,6 @@ def create_engine(
     isolation_level: Literal["READ COMMITTED", "AUTOCOMMIT"] = "READ COMMITTED",
 ) -> AsyncEngine:
     """An engine whose every connection carries the server-side limits of the service."""
-    statement_ms = str(round(statement_timeout_s * _MS_PER_S))
     engine = create_async_engine(
         normalise_url(url),
         pool_size=pool_connections,
@@ -263,19 +257,7 @@ def create_engine(
         hide_parameters=True,
         json_serializer=_dump_json,
         json_deserializer=orjson.loads,
-        connect_args={
-            "timeout": connect_timeout_s,
-            "command_timeout": statement_timeout_s + _CLIENT_GRACE_S,
-            "server_settings": {
-                "application_name": application_name,
-                "statement_timeout": statement_ms,
-                "lock_timeout": statement_ms,
-                "idle_in_transaction_session_timeout": str(4 * int(statement_ms)),
-                "timezone": "UTC",
-                # Compiling a plan never pays for statements as short as ours.
-                "jit": "off",
-            },
-        },
+        connect_args=connect_args(connect_timeout_s, statement_timeout_s, application_name),
     )
     event.listen(engine.sync_engine, "checkout", _refuse_closed)
     return engine

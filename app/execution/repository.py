@@ -14,6 +14,7 @@ from sqlalchemy.dialects.postgresql import ARRAY, TEXT, TIMESTAMP
 
 from app.contract.enums import TransferStatus
 from app.db.session import ReadSession, WriteSession
+from app.db.single import SingleSession
 from app.execution.claims import ClaimRequest, StoredClaim
 from app.execution.sessions import RUNNING, before
 from app.execution.transfers import StoredTransfer, TransferAsked, TransferEnd, TransferRoute
@@ -182,7 +183,7 @@ async def claim_take(session: WriteSession, request: ClaimRequest) -> bool:
 
 
 async def claim_consume(
-    session: WriteSession, option_id: UUID, fence: int, now: datetime, receipt: str
+    session: WriteSession | SingleSession, option_id: UUID, fence: int, now: datetime, receipt: str
 ) -> bool:
     """False when the claim was taken over meanwhile: the attempt must not report success."""
     result = await session.execute(

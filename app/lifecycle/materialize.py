@@ -34,6 +34,7 @@ from app.lifecycle.materialize_steps import (
 )
 from app.lifecycle.observe import Attempt, Observer
 from app.lifecycle.queries import MaterializeQuery
+from app.lifecycle.recheck import SeenStates
 from app.lifecycle.steps import End, Step, Steps
 from app.transfer.wire import SINK_NAMESPACE
 
@@ -68,6 +69,7 @@ class Materialize:
         self._workers = workers
         self._steps = steps
         self._clock = clock
+        self._seen = SeenStates()
         self._claim_ttl = timedelta(seconds=claim_ttl_s)
 
     async def run(self, query: MaterializeQuery, caller: Caller) -> Materialized | Refused:
@@ -100,7 +102,7 @@ class Materialize:
         physical = passage.query.sink_namespace == SINK_NAMESPACE
         return (
             *((FindSink(passage, self._workers),) if physical else ()),
-            Reserve(passage, self._database, self._clock, plan),
+            Reserve(passage, self._database, self._clock, self._seen, plan),
             Execute(passage, lambda: self._workers.left_s(passage.attempt)),
             *((Settle(passage, self._database, self._clock),) if physical else ()),
             Consume(passage, self._database, self._clock),

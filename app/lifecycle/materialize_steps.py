@@ -34,12 +34,13 @@ from app.execution.worker_backend import WorkerBackend
 from app.index.registry import stored_registration
 from app.lifecycle.observe import Attempt
 from app.lifecycle.queries import MaterializeQuery
-from app.lifecycle.recheck import named_state, stands
+from app.lifecycle.recheck import SeenStates, named_state, stands
+from app.lifecycle.repository import Movement, reserve
 from app.lifecycle.steps import End
 from app.policy.evaluate import FallbackCause
 from app.policy.provider import ActivePolicy
 from app.quota.charges import charge_movement, release, settle
-from app.quota.decision import ChargeKind
+from app.quota.decision import ChargeKind, limits_of
 from app.transfer.wire import SinkFacts
 
 # A sink lives a day at most, and its charge no longer.
@@ -114,45 +115,79 @@ class Reserve:
     name = "reserve"
 
     def __init__(
-        self, passage: Passage, database: Database, clock: Clock, plan: Callable[[], End]
+        self,
+        passage: Passage,
+        database: Database,
+        clock: Clock,
+        seen: SeenStates,
+        plan: Callable[[], End],
     ) -> None:
         self._passage = passage
         self._database = database
         self._clock = clock
+        self._seen = seen
         self._plan = plan
 
     async def do(self) -> End:
         """DONE when the option is consumed: `passage.consumed` then has the stored claim."""
+        if not await self._at_once():
+            try:
+                # A claim and a charge that a crash takes away are taken again by whoever repeats.
+                async with self._database.write(durable=False) as session:
+                    if (end := await self._step_by_step(session)) is not End.GO_ON:
+                        return end
+            except _DeniedError as denied:
+                return self._passage.fall_back(
+                    FallbackReason.ENGINE_POLICY,
+                    FallbackCause.POLICY_DENIAL,
+                    f"the tenant's quota does not allow it: {denied}",
+                )
+        attempt = self._passage.attempt
+        if LifecycleState.RESERVED not in attempt.steps:
+            attempt.reached(LifecycleState.RESERVED)
+        return End.GO_ON
+
+    async def _at_once(self) -> bool:
+        """What is true nearly always, proven and written by one statement; False to find out."""
         passage, claim = self._passage, self._passage.claim
-        try:
-            # A claim and a charge that a crash takes away are taken again by whoever repeats.
-            async with self._database.write(durable=False) as session:
-                found = await claim_find(session, claim.option_id)
-                stored = passage.attempt.stored = await named_state(session, passage.grant)
-                if found is not None and found.consumed:
-                    passage.consumed = found
-                    return End.DONE
-                if found is not None and await claim_held(session, claim.option_id, claim.fence):
-                    # Ours already: this is done a second time.
-                    return End.GO_ON
-                self._check_free(found)
-                if stored is None or not stands(stored, passage.grant):
-                    raise NexusError(
-                        ErrorCode.SOURCE_STATE_MISMATCH,
-                        "the source state was deleted or superseded; look the input up again",
-                    )
-                if self._plan() is End.FALL_BACK:
-                    return End.FALL_BACK
-                if not await claim_take(session, claim):
-                    raise busy()
-                await self._charge(session)
-        except _DeniedError as denied:
-            return passage.fall_back(
-                FallbackReason.ENGINE_POLICY,
-                FallbackCause.POLICY_DENIAL,
-                f"the tenant's quota does not allow it: {denied}",
+        stored = self._seen.find(passage.grant)
+        if stored is None or passage.grant.expires_us < self._clock.now_us():
+            return False
+        passage.attempt.stored = stored
+        if self._plan() is End.FALL_BACK:
+            return False
+        order = passage.order
+        assert order is not None
+        if order.sink_id is None:
+            return False
+        limits = limits_of(passage.active.policy.quota_admission_policy)
+        movement = Movement(order.session_id, order.payload_bytes, order.target_worker, limits)
+        async with self._database.single() as session:
+            reserved = await reserve(session, stored, claim, movement)
+        return reserved.taken and reserved.charged
+
+    async def _step_by_step(self, session: WriteSession) -> End:
+        passage, claim = self._passage, self._passage.claim
+        passage.fallback = None
+        found = await claim_find(session, claim.option_id)
+        stored = passage.attempt.stored = await named_state(session, passage.grant)
+        if found is not None and found.consumed:
+            passage.consumed = found
+            return End.DONE
+        ours = found is not None and await claim_held(session, claim.option_id, claim.fence)
+        if not ours:
+            self._check_free(found)
+        if stored is None or not stands(stored, passage.grant):
+            raise NexusError(
+                ErrorCode.SOURCE_STATE_MISMATCH,
+                "the source state was deleted or superseded; look the input up again",
             )
-        passage.attempt.reached(LifecycleState.RESERVED)
+        self._seen.see(stored)
+        if self._plan() is End.FALL_BACK:
+            return End.FALL_BACK
+        if not ours and not await claim_take(session, claim):
+            raise busy()
+        await self._charge(session)
         return End.GO_ON
 
     async def undo(self) -> None:
@@ -260,13 +295,12 @@ class Settle:
     async def do(self) -> End:
         order, now = self._passage.order, self._clock.now()
         assert order is not None
-        async with self._database.write(durable=False) as session:
-            await settle(
-                session, self._passage.active.policy, order.tenant,
-                transfer_id=order.session_id, payload_id=order.session_id,
-                payload_bytes=order.payload_bytes, worker=order.target_worker, now=now,
-                expires_at=now + _SINK_MAX_LIFE,
-            )  # fmt: skip
+        await settle(
+            self._database, self._passage.active.policy, order.tenant,
+            transfer_id=order.session_id, payload_id=order.session_id,
+            payload_bytes=order.payload_bytes, worker=order.target_worker, now=now,
+            expires_at=now + _SINK_MAX_LIFE,
+        )  # fmt: skip
         return End.GO_ON
 
     async def undo(self) -> None:
@@ -286,14 +320,16 @@ class Consume:
     async def do(self) -> End:
         claim = self._passage.claim
         text = msgspec.json.encode(self._passage.receipt).decode()
-        async with self._database.write() as session:
-            if not await claim_consume(
-                session, claim.option_id, claim.fence, self._clock.now(), text
-            ):
+        async with self._database.single() as single:
+            consumed = await claim_consume(
+                single, claim.option_id, claim.fence, self._clock.now(), text
+            )
+        if not consumed:
+            async with self._database.read() as session:
                 found = await claim_find(session, claim.option_id)
-                if found is None or not found.consumed or found.decision_id != claim.decision_id:
-                    # Another request took the expired claim over; its receipt is what counts.
-                    raise busy()
+            if found is None or not found.consumed or found.decision_id != claim.decision_id:
+                # Another request took the expired claim over; its receipt is what counts.
+                raise busy()
         return End.GO_ON
 
     async def undo(self) -> None:

@@ -26,7 +26,7 @@ from app.lifecycle.journey import Journey
 from app.lifecycle.materialize_plan import Workers, payload_handle
 from app.lifecycle.placing import Asked, Placement, payload_on, place
 from app.lifecycle.steps import End
-from app.quota.charges import charge_movement, release, settle
+from app.quota.charges import charge_movement, release, settle_in
 from app.quota.decision import ChargeKind
 from app.transfer.faults import WorkerCallError
 from app.transfer.wire import PayloadFacts
@@ -363,7 +363,7 @@ class Close:
             )  # fmt: skip
             if not closed and not await journey.has(session, _DONE):
                 raise _taken_over()
-            await settle(
+            await settle_in(
                 session, journey.attempt.active.policy, order.tenant,
                 transfer_id=order.session_id, payload_id=journey.charge_id(),
                 payload_bytes=order.payload_bytes, worker=order.target_worker,

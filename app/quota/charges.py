@@ -1,8 +1,8 @@
 """What NexusKV holds and moves for a tenant, charged against the policy's quota.
 
-Every call runs inside the caller's write transaction, so a charge and what it pays for are stored
-together or not at all. The tenant's row is locked from the first call to the end of the
-transaction: keep that short, and never wait for a transfer inside it.
+Every call but `settle` runs inside the caller's write transaction, so a charge and what it pays
+for are stored together or not at all. The tenant's row is locked from the first call to the end of
+the transaction: keep that short, and never wait for a transfer inside it.
 """
 
 from collections.abc import Sequence
@@ -10,8 +10,8 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Final
 
-from app.db.session import ReadSession, WriteSession
-from app.policy.document import ExecutionPolicy, QuotaMode
+from app.db.session import Database, ReadSession, WriteSession
+from app.policy.document import ExecutionPolicy
 from app.quota.decision import ChargeKind, QuotaUsage, QuotaVerdict, decide
 from app.quota.repository import (
     NewCharge,
@@ -24,8 +24,8 @@ from app.quota.repository import (
     lock_tenant,
     repeat_charge,
     set_tenant,
+    settle_at_once,
     settle_movement,
-    take_movement,
     usage_of,
 )
 
@@ -94,23 +94,8 @@ async def charge_movement(
     """Charge a transfer and the payload that it brings: both, or neither.
 
     The verdict is the payload's, unless the transfer is refused; `exceeded` names what either goes
-    beyond. A movement that is new and within the limits is one statement.
+    beyond.
     """
-    quota = policy.quota_admission_policy
-    limited = quota.mode is not QuotaMode.DISABLED
-    taken = await take_movement(
-        session,
-        NewCharge(
-            tenant, ChargeKind.PAYLOAD, payload_id, payload_bytes, 1, worker, now, expires_at
-        ),
-        transfer_id,
-        max_payload_bytes=quota.max_payload_bytes if limited else 0,
-        max_entries=quota.max_entries if limited else 0,
-        max_transfers=quota.max_concurrent_transfers if limited else 0,
-    )
-    if taken is not None:
-        asked = QuotaUsage(payload_bytes, 1, 1)
-        return decide(quota, taken.minus(asked), asked, repeated=False)
     moving = await charge_transfer(
         session, policy, tenant, transfer_id, worker=worker, now=now, expires_at=expires_at
     )
@@ -126,6 +111,32 @@ async def charge_movement(
 
 
 async def settle(
+    database: Database,
+    policy: ExecutionPolicy,
+    tenant: str,
+    *,
+    transfer_id: str,
+    payload_id: str,
+    payload_bytes: int,
+    worker: str,
+    now: datetime,
+    expires_at: datetime | None,
+) -> None:
+    """As `settle_in`, as a transaction of its own that does not wait for the disk."""
+    async with database.single() as single:
+        kept = await settle_at_once(
+            single, tenant, transfer_id=transfer_id, payload_id=payload_id,
+            now=now, expires_at=expires_at,
+        )  # fmt: skip
+    if not kept:
+        async with database.write(durable=False) as session:
+            await settle_in(
+                session, policy, tenant, transfer_id=transfer_id, payload_id=payload_id,
+                payload_bytes=payload_bytes, worker=worker, now=now, expires_at=expires_at,
+            )  # fmt: skip
+
+
+async def settle_in(
     session: WriteSession,
     policy: ExecutionPolicy,
     tenant: str,

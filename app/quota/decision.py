@@ -46,6 +46,22 @@ class QuotaUsage:
 
 
 @dataclass(frozen=True, slots=True)
+class Limits:
+    """What a tenant may hold and move at a time; 0 is no limit."""
+
+    payload_bytes: int
+    entries: int
+    transfers: int
+
+
+def limits_of(quota: QuotaAdmissionPolicy) -> Limits:
+    """The limits beyond which a charge is refused or, where they are advisory, recorded."""
+    if quota.mode is QuotaMode.DISABLED:
+        return Limits(0, 0, 0)
+    return Limits(quota.max_payload_bytes, quota.max_entries, quota.max_concurrent_transfers)
+
+
+@dataclass(frozen=True, slots=True)
 class QuotaVerdict:
     """The answer to one charge. `used_*` is what the tenant holds now, this charge included when
     it was allowed. `repeated` is a charge that was made before, and is not made again.

@@ -8,6 +8,7 @@ from typing import Any
 from sqlalchemy import TextClause, text
 
 from app.db.session import ReadSession, WriteSession
+from app.db.single import SingleSession
 from app.quota.decision import ChargeKind, QuotaUsage
 
 
@@ -112,46 +113,10 @@ _ADD_CHARGE = text(
         (:tenant, :kind, :charge_id, :payload_bytes, :entries, :worker, :created_at, :expires_at)
     """
 )
-# A transfer and the payload that it brings, where both are new and within the limits. One
-# statement, so that the tenant's row is locked for no longer than its commit takes. Whoever waited
-# for that row does not see what was charged meanwhile: its insert meets it instead.
-_TAKE_MOVEMENT = text(
-    """
-    WITH held AS (
-        UPDATE quota_tenant SET
-            payload_bytes = payload_bytes + CAST(:payload_bytes AS bigint),
-            entries = entries + 1,
-            transfers = transfers + 1
-        WHERE tenant = :tenant
-          AND (CAST(:max_payload_bytes AS bigint) = 0
-               OR payload_bytes + CAST(:payload_bytes AS bigint)
-                  <= CAST(:max_payload_bytes AS bigint))
-          AND (CAST(:max_entries AS bigint) = 0 OR entries < CAST(:max_entries AS bigint))
-          AND (CAST(:max_transfers AS bigint) = 0 OR transfers < CAST(:max_transfers AS bigint))
-          AND NOT EXISTS (
-              SELECT FROM quota_charge
-              WHERE tenant = :tenant
-                AND (kind, charge_id) IN (('payload', :payload_id), ('transfer', :transfer_id)))
-        RETURNING payload_bytes, entries, transfers
-    ), charged AS (
-        INSERT INTO quota_charge
-            (tenant, kind, charge_id, payload_bytes, entries, worker, created_at, expires_at)
-        SELECT :tenant, kind, charge_id, bytes, 1, CAST(:worker AS text),
-               CAST(:created_at AS timestamptz), CAST(:expires_at AS timestamptz)
-        FROM held, (VALUES ('payload', :payload_id, CAST(:payload_bytes AS bigint)),
-                           ('transfer', :transfer_id, 0)) AS new(kind, charge_id, bytes)
-        ON CONFLICT DO NOTHING
-        RETURNING kind
-    )
-    SELECT payload_bytes, entries, transfers, (SELECT array_agg(kind) FROM charged) AS kinds
-    FROM held
-    """
-)
 # The tenant's row first, as everywhere: two who lock in another order would wait for each other.
-_SETTLE_MOVEMENT = text(
-    """
+_SETTLE = """
     WITH held AS MATERIALIZED (
-        SELECT tenant FROM quota_tenant WHERE tenant = :tenant FOR UPDATE
+        SELECT tenant{also} FROM quota_tenant WHERE tenant = :tenant FOR UPDATE
     ), gone AS (
         DELETE FROM quota_charge USING held
         WHERE quota_charge.tenant = held.tenant
@@ -170,8 +135,10 @@ _SETTLE_MOVEMENT = text(
         WHERE tenant = :tenant
     )
     SELECT count(*) FROM kept
-    """
-)
+"""
+_SETTLE_MOVEMENT = text(_SETTLE.format(also=""))
+# By itself it waits for no disk: what a crash takes away expires.
+_SETTLE_AT_ONCE = text(_SETTLE.format(also=", set_config('synchronous_commit', 'off', true)"))
 _USAGE = text(
     f"""
     SELECT {_SUMS} FROM quota_charge
@@ -263,49 +230,6 @@ async def add_charge(session: WriteSession, new: NewCharge) -> None:
     )
 
 
-async def take_movement(
-    session: WriteSession,
-    payload: NewCharge,
-    transfer_id: str,
-    *,
-    max_payload_bytes: int,
-    max_entries: int,
-    max_transfers: int,
-) -> QuotaUsage | None:
-    """Charge a payload of one entry and its transfer; what the tenant then holds.
-
-    None, and nothing is charged, when one of them was charged before, a limit (0 is none) would be
-    exceeded, or the tenant never held anything: `charge_movement` says which.
-    """
-    found = await session.execute(
-        _TAKE_MOVEMENT,
-        {
-            "tenant": payload.tenant,
-            "payload_id": payload.charge_id,
-            "transfer_id": transfer_id,
-            "payload_bytes": payload.payload_bytes,
-            "worker": payload.worker,
-            "created_at": payload.created_at,
-            "expires_at": payload.expires_at,
-            "max_payload_bytes": max_payload_bytes,
-            "max_entries": max_entries,
-            "max_transfers": max_transfers,
-        },
-    )
-    row = found.one_or_none()
-    if row is None:
-        return None
-    held = QuotaUsage(row.payload_bytes, row.entries, row.transfers)
-    kinds: list[str] = row.kinds or []
-    if len(kinds) == len(ChargeKind):
-        return held
-    for kind in kinds:
-        charge_id = transfer_id if kind == ChargeKind.TRANSFER else payload.charge_id
-        await delete_charge(session, payload.tenant, ChargeKind(kind), charge_id)
-    await set_tenant(session, payload.tenant, held.minus(QuotaUsage(payload.payload_bytes, 1, 1)))
-    return None
-
-
 async def settle_movement(
     session: WriteSession,
     tenant: str,
@@ -316,17 +240,34 @@ async def settle_movement(
     expires_at: datetime | None,
 ) -> bool:
     """Give the transfer's charge back and keep the payload's; False when that is gone already."""
-    found = await session.execute(
-        _SETTLE_MOVEMENT,
-        {
-            "tenant": tenant,
-            "transfer_id": transfer_id,
-            "payload_id": payload_id,
-            "now": now,
-            "expires_at": expires_at,
-        },
-    )
-    return bool(found.scalar_one())
+    values = _settled(tenant, transfer_id, payload_id, now, expires_at)
+    return bool((await session.execute(_SETTLE_MOVEMENT, values)).scalar_one())
+
+
+async def settle_at_once(
+    session: SingleSession,
+    tenant: str,
+    *,
+    transfer_id: str,
+    payload_id: str,
+    now: datetime,
+    expires_at: datetime | None,
+) -> bool:
+    """As `settle_movement`, as a transaction by itself."""
+    values = _settled(tenant, transfer_id, payload_id, now, expires_at)
+    return bool((await session.execute(_SETTLE_AT_ONCE, values)).scalar_one())
+
+
+def _settled(
+    tenant: str, transfer_id: str, payload_id: str, now: datetime, expires_at: datetime | None
+) -> dict[str, Any]:
+    return {
+        "tenant": tenant,
+        "transfer_id": transfer_id,
+        "payload_id": payload_id,
+        "now": now,
+        "expires_at": expires_at,
+    }
 
 
 async def usage_of(session: ReadSession, tenant: str, now: datetime) -> QuotaUsage:

@@ -9,12 +9,12 @@ from sqlalchemy import ARRAY, Integer, bindparam, insert, select, text
 from sqlalchemy.exc import DBAPIError, IntegrityError
 
 from app.control.models import DeploymentSecretRow
+from app.db.connect import normalise_url
 from app.db.session import (
     Database,
     NoPartitionError,
     ReadSession,
     WriteSession,
-    normalise_url,
 )
 from app.errors import ErrorCode, NexusError
 from tests.db.rows import DECISION_COLUMNS, decision, eventually

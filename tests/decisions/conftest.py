@@ -8,7 +8,8 @@ import pytest
 from sqlalchemy.engine import make_url
 
 from app.clock import SystemClock, SystemIds
-from app.db.session import Database, normalise_url
+from app.db.connect import normalise_url
+from app.db.session import Database
 from app.decisions.writer import DecisionWriter, WriterLimits
 from tests.decisions.cutting_proxy import CuttingProxy
 

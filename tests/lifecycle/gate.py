@@ -6,7 +6,7 @@ from typing import Self
 
 from sqlalchemy.engine import URL, make_url
 
-from app.db.session import normalise_url
+from app.db.connect import normalise_url
 
 _CHUNK_BYTES = 65_536
 

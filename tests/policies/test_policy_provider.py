@@ -9,7 +9,8 @@ from sqlalchemy import text as sql
 from sqlalchemy.engine import make_url
 
 from app.clock import SystemClock
-from app.db.session import Database, normalise_url
+from app.db.connect import normalise_url
+from app.db.session import Database
 from app.errors import ErrorCode, NexusError
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider

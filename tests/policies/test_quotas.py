@@ -17,7 +17,7 @@ from app.quota.charges import (
     release,
     release_payloads,
     release_worker,
-    settle,
+    settle_in,
     usage,
 )
 from app.quota.decision import ChargeKind, QuotaLimit, QuotaUsage, QuotaVerdict, decide
@@ -215,7 +215,7 @@ async def test_what_is_brought_again_to_a_new_process_stays_charged(held, databa
         await held.charge(charge_id, KIB, worker="node-a", expires_at=since + timedelta(hours=1))
     await held.charge("repeated", KIB, worker="node-a", now=since)
     async with database.write() as session:
-        await settle(
+        await settle_in(
             session, TEN_ENTRIES, "acme", transfer_id="none", payload_id="settled",
             payload_bytes=KIB, worker="node-a", now=since, expires_at=None,
         )  # fmt: skip
