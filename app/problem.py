@@ -21,6 +21,8 @@ from app.problem_fields import field_errors
 MEDIA_TYPE = "application/problem+json"
 # Where `app.request_context` leaves the id of the request in the ASGI scope.
 REQUEST_ID_KEY = "nexuskv.request_id"
+# Where an application leaves titles of its own for some codes: its callers show other credentials.
+TITLES_KEY = "nexuskv.error_titles"
 RETRY_AFTER_S = 1
 
 ResponseParts = tuple[int, list[tuple[bytes, bytes]], bytes]
@@ -79,18 +81,20 @@ def problem_response(
     *,
     instance: str | None = None,
     status: int | None = None,
+    title: str | None = None,
     extra_headers: Mapping[str, str] | None = None,
 ) -> ResponseParts:
     """Return (status, headers, body) for `error`; nothing internal is in them.
 
-    `status` overrides the code's own where a framework chose one that our table lacks.
+    `status` overrides the code's own where a framework chose one that our table lacks; `title`
+    where the code means something more exact here.
     """
     rule = ERROR_RULES[error.code]
     status = rule.status if status is None else status
     body = orjson.dumps(
         {
             "type": f"urn:nexuskv:error:{error.code}",
-            "title": rule.title,
+            "title": rule.title if title is None else title,
             "status": status,
             "detail": error.message,
             "instance": instance,
@@ -130,8 +134,13 @@ def problem_field(finding: FieldError) -> dict[str, Any]:
 
 
 def problem_for(error: NexusError, scope: Scope) -> ResponseParts:
-    """`problem_response` with the request id and the path of an ASGI scope."""
-    return problem_response(error, request_id_in(scope), instance=quote(scope["path"]))
+    """`problem_response` with the request id, the path and the titles of an ASGI scope."""
+    return problem_response(
+        error,
+        request_id_in(scope),
+        instance=quote(scope["path"]),
+        title=scope.get(TITLES_KEY, {}).get(error.code),
+    )
 
 
 def request_id_in(scope: Scope) -> str:
@@ -139,16 +148,21 @@ def request_id_in(scope: Scope) -> str:
     return request_id
 
 
-def problem_responses(*codes: ErrorCode | int) -> dict[int | str, dict[str, Any]]:
+def problem_responses(
+    *codes: ErrorCode | int, titles: Mapping[ErrorCode, str] | None = None
+) -> dict[int | str, dict[str, Any]]:
     """The `responses=` of a FastAPI route that can answer with these codes.
 
-    A bare status stands for every code of that status.
+    A bare status stands for every code of that status. `titles` are those of `TITLES_KEY`.
     """
     by_status: dict[int, list[ErrorCode]] = {}
     for code, rule in ERROR_RULES.items():
         if code in codes or rule.status in codes:
             by_status.setdefault(rule.status, []).append(code)
-    return {status: _documented(of_status) for status, of_status in sorted(by_status.items())}
+    return {
+        status: _documented(of_status, titles or {})
+        for status, of_status in sorted(by_status.items())
+    }
 
 
 def install_handlers(app: FastAPI) -> None:
@@ -174,7 +188,7 @@ def describe_problems(document: dict[str, Any]) -> None:
             responses = operation.get("responses", {}) if isinstance(operation, dict) else {}
             if _GENERATED_422 in str(responses.get("422")):
                 del responses["422"]
-                invalid = _documented([ErrorCode.MISSING_FIELD, ErrorCode.INVALID_FIELD])
+                invalid = _documented([ErrorCode.MISSING_FIELD, ErrorCode.INVALID_FIELD], {})
                 responses.setdefault("400", invalid)
     for generated in (_GENERATED_422, "ValidationError"):
         schemas.pop(generated, None)
@@ -189,10 +203,11 @@ def internal_error(exc: BaseException) -> NexusError:
     )
 
 
-def _documented(codes: Sequence[ErrorCode]) -> dict[str, Any]:
+def _documented(codes: Sequence[ErrorCode], titles: Mapping[ErrorCode, str]) -> dict[str, Any]:
     names = [code.value for code in codes]
+    said = [f"`{code}`: {titles.get(code, ERROR_RULES[code].title)}" for code in codes]
     entry: dict[str, Any] = {
-        "description": "; ".join(f"`{code}`: {ERROR_RULES[code].title}" for code in codes),
+        "description": "; ".join(said),
         "content": {
             MEDIA_TYPE: {
                 "schema": {

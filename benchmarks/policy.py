@@ -92,7 +92,7 @@ class OpenLookup(Lookup):
         state = candidate.state
         if state.payload is not None:
             worker, payload_id = state.payload
-            status = self._directory.status(worker, state.registered_us, payload_id)
+            status = self._directory.status(worker, state.registered_us, state.tenant, payload_id)
             assert status == "available"
         return None
 

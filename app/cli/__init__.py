@@ -1,5 +1,8 @@
 """The `nexuskv` command."""
 
+from importlib.metadata import version
+from typing import Annotated
+
 import typer
 
 from app.cli.demo import demo_command
@@ -22,6 +25,25 @@ cli = typer.Typer(
     pretty_exceptions_show_locals=False,
     rich_markup_mode="markdown",
 )
+
+
+def _say_version(asked: bool) -> None:
+    if asked:
+        typer.echo(f"nexuskv {version('nexuskv')}")
+        raise typer.Exit
+
+
+@cli.callback()
+def _options(
+    *,
+    _: Annotated[
+        bool,
+        typer.Option("--version", is_eager=True, callback=_say_version, help="Say which this is."),
+    ] = False,
+) -> None:
+    """What `nexuskv` takes without a command."""
+
+
 cli.command("up")(up_command)
 cli.command("demo")(demo_command)
 cli.command("serve")(serve_command)

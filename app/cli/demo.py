@@ -59,7 +59,7 @@ def demo_command(
     """
     configure_logging(log_level)
     console = Console(soft_wrap=True, highlight=False)
-    quiet = Console(stderr=True, highlight=False) if as_json_ else console
+    quiet = Console(stderr=True, soft_wrap=True, highlight=False) if as_json_ else console
     try:
         with _fleet(quiet) as (url, key):
             story = Story(url, key, tokens, SystemIds().random_bytes, SystemClock())

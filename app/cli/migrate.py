@@ -4,7 +4,7 @@ import asyncio
 
 import typer
 
-from app.cli.options import DatabaseUrl, LogLevel, failure, required_url
+from app.cli.options import DatabaseUrl, LogLevel, database_failure, failure, required_url
 from app.clock import SystemClock
 from app.db.migrate import SchemaAheadError, schema_status, upgrade
 from app.db.session import Database
@@ -22,8 +22,10 @@ def migrate_command(*, database_url: DatabaseUrl = None, log_level: LogLevel = "
     try:
         configure_logging(log_level)
         typer.echo(asyncio.run(_migrate(url)))
-    except (NexusError, SchemaAheadError, OSError, ValueError) as error:
-        raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
+    except NexusError as error:
+        raise database_failure(error, url) from None
+    except (SchemaAheadError, OSError, ValueError) as error:
+        raise failure(str(error)) from None
 
 
 async def _migrate(url: str) -> str:

@@ -2,10 +2,12 @@
 
 from pathlib import Path
 from typing import Annotated
+from urllib.parse import parse_qs, urlsplit
 
 import typer
 from rich.console import Console
 
+from app.errors import ErrorCode, NexusError
 from app.logging import mask_text
 from app.settings import DEFAULT_LISTEN, DEFAULT_POLICY_FILE
 
@@ -56,6 +58,29 @@ def failure(message: str, *, exit_code: int = 1) -> typer.Exit:
     text = mask_text(message).replace("[", r"\[")
     Console(stderr=True, soft_wrap=True).print(f"[red]Error:[/red] {text}", highlight=False)
     return typer.Exit(exit_code)
+
+
+def database_failure(error: NexusError, url: str | None) -> typer.Exit:
+    """`failure` for a command on the database at `url`; None for one that it brought itself."""
+    if error.code is not ErrorCode.DATABASE_UNAVAILABLE or url is None:
+        return failure(error.message)
+    cause = f": {error.internal}" if error.internal else f": {error.message}"
+    return failure(
+        f"the database at {_host_of(url)} cannot be used{cause}. "
+        "NEXUSKV_DATABASE_URL (or --database-url) names it"
+    )
+
+
+def _host_of(url: str) -> str:
+    """Host and port, or the directory of the socket; never the password."""
+    try:
+        parsed = urlsplit(url)
+        asked = parse_qs(parsed.query)
+        host = parsed.hostname or asked.get("host", ["this machine"])[0]
+        port = parsed.port or asked.get("port", ["5432"])[0]
+    except ValueError:
+        return "its URL"
+    return f"{host}:{port}"
 
 
 def required_url(database_url: str | None) -> str:

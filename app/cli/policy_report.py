@@ -1,18 +1,23 @@
 """What `nexuskv policy` prints: findings, warnings, lists, headings."""
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Final
 
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.errors import FieldError
 from app.policy.advice import PolicyWarning
 
+# As many as the label of a policy has.
+_VERSION_HEX_DIGITS: Final = 16
+
 
 def findings_table(name: str, found: Sequence[FieldError]) -> Table:
     """Why a document is no policy: where, what is wrong, and what stands there."""
-    table = Table("Where", "Code", "What is wrong", "Value", title=f"{name} is not a valid policy")
+    table = Table(
+        *_folded("Where", "Code", "What is wrong", "Value"), title=f"{name} is not a valid policy"
+    )
     for finding in found:
         cells = (finding.pointer or "/", finding.code.value, finding.detail, finding.value or "")
         table.add_row(*(Text(cell) for cell in cells))
@@ -21,7 +26,7 @@ def findings_table(name: str, found: Sequence[FieldError]) -> Table:
 
 def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
     """What a valid policy says that its author may not have meant."""
-    table = Table("Where", "Warning", "What it means")
+    table = Table(*_folded("Where", "Warning", "What it means"))
     for remark in remarks:
         cells = (remark.pointer, remark.code.value, remark.detail)
         table.add_row(*(Text(cell) for cell in cells))
@@ -30,12 +35,14 @@ def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
 
 def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
     """`items` of a page of policies."""
-    table = Table("Number", "Active", "Content", "Stored", "By", "Message")
+    table = Table(*_folded("Number", "Active", "sha256", "Stored", "By", "Message"))
+    # Whole, so that it can be found in the label that decisions record.
+    table.columns[2].min_width = _VERSION_HEX_DIGITS
     for policy in policies:
         cells = (
             str(policy["number"]),
             "yes" if policy["active"] else "",
-            policy["content_sha256"][:16],
+            policy["content_sha256"][:_VERSION_HEX_DIGITS],
             _second(policy["created_at"]),
             policy["key_id"],
             policy["message"] or "",
@@ -48,8 +55,9 @@ def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
 def policy_heading(policy: dict[str, Any]) -> str:
     """Number, origin and message of one version, as lines of comment."""
     state = "active" if policy["active"] else "not active"
+    digits = policy["content_sha256"][:_VERSION_HEX_DIGITS]
     lines = [
-        f"policy {policy['number']} ({state}), sha256:{policy['content_sha256'][:16]}",
+        f"policy {policy['number']} ({state}), sha256:{digits}",
         f"stored {_second(policy['created_at'])} by {policy['key_id']}",
         *(policy["message"] or "").splitlines(),
     ]
@@ -63,6 +71,11 @@ def activation_line(activated: dict[str, Any]) -> str:
     if activated["changed"]:
         return f"Policy {activation['number']} is active since {since}."
     return f"Policy {activation['number']} was active already, since {since}."
+
+
+def _folded(*headers: str) -> list[Column]:
+    """Columns that break what does not fit, and cut nothing."""
+    return [Column(header, overflow="fold") for header in headers]
 
 
 def _second(moment: str) -> str:

@@ -19,6 +19,7 @@ from app.cli.replay_run import Replay
 from app.cli.replay_tally import Tally
 from app.cli.service_client import (
     DEFAULT_URL,
+    KEY_ADVICE,
     ServiceKey,
     ServiceKeyFile,
     ServiceUrl,
@@ -27,6 +28,7 @@ from app.cli.service_client import (
 )
 from app.cli.trace_format import MAX_INPUT_TOKENS, TraceItem, read_trace
 from app.clock import SystemClock, SystemIds
+from app.errors import ErrorCode
 
 EXIT_FAILED = 1
 EXIT_INTERRUPTED = 130
@@ -194,12 +196,24 @@ def _conclude(
         _say(console, message)
     if fault is not None:
         _say(console, f"stopped early: {fault}")
+        if advice := _advice(fault, figures.scope.tenant):
+            _say(console, advice)
     if json_file is not None:
         document = msgspec.json.format(msgspec.json.encode(figures.document()), indent=2)
         json_file.write_bytes(document + b"\n")
     if figures.interrupted:
         return EXIT_INTERRUPTED
     return EXIT_FAILED if fault is not None or figures.tally.errors else 0
+
+
+def _advice(fault: Exception, tenant: str) -> str | None:
+    """What to do about a key that the service does not take; None for any other fault."""
+    match fault:
+        case ReplayError(code=ErrorCode.UNAUTHORIZED):
+            return KEY_ADVICE
+        case ReplayError(code=ErrorCode.TENANT_FORBIDDEN):
+            return f"the states are those of tenant {tenant}; --tenant names one that the key has"
+    return None
 
 
 def _say(console: Console, text: str) -> None:

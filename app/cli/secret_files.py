@@ -47,20 +47,35 @@ def given_worker_secrets(env: Mapping[str, str]) -> tuple[str, ...]:
     Two are separated by comma or white space; empty when neither is set. Raises SecretFileError
     when the file is absent, or others may read it.
     """
-    given = _given(env, "NEXUSKV_WORKER_SECRET", "NEXUSKV_WORKER_SECRET_FILE") or ""
-    return tuple(part for part in re.split(r"[\s,]+", given) if part)
+    return _parts(_given(env, "NEXUSKV_WORKER_SECRET", "NEXUSKV_WORKER_SECRET_FILE") or "")
+
+
+def worker_secrets_in(path: Path, named_by: str) -> tuple[str, ...]:
+    """The secrets in this file; what is raised begins with the option that named it."""
+    return _parts(_content(path, named_by))
 
 
 def _given(env: Mapping[str, str], variable: str, file_variable: str) -> str | None:
     if secret := env.get(variable):
         return secret
     if name := env.get(file_variable):
-        # Orchestrators mount secrets as links to the file of the current version.
-        secret = read_secret(Path(name).resolve())
-        if secret is None:
-            raise SecretFileError(f"{file_variable}: there is no file {name}")
-        return secret
+        return _content(Path(name), file_variable)
     return None
+
+
+def _content(path: Path, named_by: str) -> str:
+    try:
+        # Orchestrators mount secrets as links to the file of the current version.
+        secret = read_secret(path.resolve())
+    except SecretFileError as error:
+        raise SecretFileError(f"{named_by}: {error}") from None
+    if secret is None:
+        raise SecretFileError(f"{named_by}: there is no file {path}")
+    return secret
+
+
+def _parts(text: str) -> tuple[str, ...]:
+    return tuple(part for part in re.split(r"[\s,]+", text) if part)
 
 
 def write_secret(path: Path, content: str) -> None:

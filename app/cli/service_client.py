@@ -19,6 +19,11 @@ from app.settings import DEFAULT_LISTEN
 DEFAULT_URL: Final = f"http://{DEFAULT_LISTEN}"
 TIMEOUT_S: Final = 30.0
 MAX_ANSWER_BYTES: Final = 64 * 1024 * 1024
+# The service speaks of headers, to programs; here it is options that bring a key.
+KEY_ADVICE: Final = (
+    "give a key with --key, --key-file or NEXUSKV_KEY; `nexuskv up` says where the admin.key is "
+    "that it made"
+)
 _USAGE: Final = 2
 
 ServiceUrl = Annotated[
@@ -157,6 +162,8 @@ def _refusal(response: httpx.Response, unless_found: str | None) -> str:
             f"  {finding['pointer'] or '/'}: {finding['detail']}{_found(finding.get('value'))}"
             for finding in problem["errors"]
         ]
+        if problem["code"] == ErrorCode.UNAUTHORIZED:
+            lines.append(f"  {KEY_ADVICE}")
     except (orjson.JSONDecodeError, KeyError, TypeError):
         return f"{response.request.url} answered {response.status_code} {response.reason_phrase}"
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from app.cli.options import (
     LogLevel,
     PolicyFile,
     ReadyFile,
+    database_failure,
     failure,
 )
 from app.cli.secret_files import given_handle_secret, read_secret, write_secret
@@ -51,6 +52,7 @@ from app.logging import configure_logging, mask_text
 from app.services import Services
 from app.settings import Settings
 from app.topology.directory import WorkerDirectory
+from app.worker.arena import ArenaError, check_memory
 
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
@@ -119,14 +121,24 @@ class _Up(ServerRun):
         say(f"  API documentation {url}/docs")
         say(f"  database          {mask_text(self.settings.database_url)}", markup=False)
         if self.worker is not None:
-            found = self.worker.ready()
-            place = "starts" if found is None else found.url
-            say(f"  worker            {self.worker.node}  ({place}; GET {url}/v1/workers lists it)")
+            place = _place(self.worker)
+            say(
+                f"  worker            {self.worker.node}  ({place}; GET {url}/v1/workers lists it)",
+                markup=False,
+            )
         if keyless:
             say("  from this machine no key is needed (start with --require-key to change that)")
         say("\nTry it in another terminal:")
         say(f"  curl -s {url}/v1/states{auth}", markup=False)
         say("\nCtrl-C stops everything.\n")
+
+
+def _place(worker: WorkerChild) -> str:
+    """Where it answers, or why it does not yet."""
+    found = worker.ready()
+    if found is not None:
+        return found.url
+    return "still starting" if worker.ended is None else f"does not start: {worker.ended}"
 
 
 def _at_least_a_mebibyte(dram_bytes: int) -> int:
@@ -135,51 +147,77 @@ def _at_least_a_mebibyte(dram_bytes: int) -> int:
     return dram_bytes
 
 
+DataDir = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-dir",
+        metavar="DIR",
+        help="Secrets, and the cluster where it can be. [default: /var/lib/nexuskv as root, "
+        "else ~/.local/share/nexuskv]",
+    ),
+]
+WorkerDramBytes = Annotated[
+    int,
+    typer.Option(
+        "--worker-dram-bytes",
+        metavar="N",
+        callback=_at_least_a_mebibyte,
+        help="Memory of the worker, in bytes, at least 1 MiB.",
+    ),
+]
+GivenDatabaseUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--database-url",
+        metavar="URL",
+        envvar="NEXUSKV_DATABASE_URL",
+        show_default=False,
+        help="A Postgres that is there, instead of its own.",
+    ),
+]
+
+
+def _check_worker_memory(dram_bytes: int) -> None:
+    """Raises ArenaError naming the option: the worker itself would end, and again and again."""
+    try:
+        check_memory(dram_bytes)
+    except ArenaError as error:
+        raise ArenaError(f"--worker-dram-bytes: {error}; --no-worker starts none") from None
+
+
 def up_command(
     *,
     listen: Listen = LISTEN_DEFAULT,
-    data_dir: Annotated[
-        Path | None,
-        typer.Option(
-            "--data-dir",
-            metavar="DIR",
-            help="Secrets, and the cluster where it can be. [default: /var/lib/nexuskv as root, "
-            "else ~/.local/share/nexuskv]",
-        ),
-    ] = None,
+    data_dir: DataDir = None,
     require_key: Annotated[
         bool, typer.Option("--require-key", help="Ask for a key also on a loopback address.")
     ] = False,
     worker: Annotated[
         bool, typer.Option("--worker/--no-worker", help="Start a worker beside the API.")
     ] = True,
-    worker_dram_bytes: Annotated[
-        int,
-        typer.Option(
-            "--worker-dram-bytes",
-            metavar="N",
-            callback=_at_least_a_mebibyte,
-            help="Memory of the worker, in bytes, at least 1 MiB.",
-        ),
-    ] = _WORKER_DRAM_BYTES,
+    worker_dram_bytes: WorkerDramBytes = _WORKER_DRAM_BYTES,
     fixture: Fixtures = None,
     ready_file: ReadyFile = None,
     policy: PolicyFile = POLICY_DEFAULT,
     log_level: LogLevel = "warning",
+    database_url: GivenDatabaseUrl = None,
 ) -> None:
     """Start everything on this machine, in the foreground; Ctrl-C stops it.
 
-    Without NEXUSKV_DATABASE_URL it brings its own Postgres and keeps its data in --data-dir.
+    Without --database-url it brings its own Postgres and keeps its data in --data-dir.
     """
     try:
         configure_logging(log_level)
         # Before anything slow or lasting: a taken port must not cost a database start.
         check_policy(policy)
         states = read_fixtures(fixture or ())
+        if worker:
+            _check_worker_memory(worker_dram_bytes)
         if ready_file is not None:
             clear_ready_file(ready_file)
         asked = _Asked(
             home=(data_dir or default_data_dir()).absolute(),
+            database_url=database_url or None,
             require_key=require_key,
             worker_dram_bytes=worker_dram_bytes if worker else None,
             states=states,
@@ -191,17 +229,23 @@ def up_command(
         interrupt = handled(lambda *_: signal.raise_signal(signal.SIGINT), terminations())
         with interrupt, bind(listen) as bound:
             _serve(asked, bound)
-    except (NexusError, PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
-        raise failure(error.message if isinstance(error, NexusError) else str(error)) from None
+    except NexusError as error:
+        raise database_failure(error, database_url) from None
+    except (PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
+        raise failure(str(error)) from None
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
 
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """What the command was asked for; `worker_dram_bytes` is None for no worker."""
+    """What the command was asked for.
+
+    `worker_dram_bytes` is None for no worker, `database_url` for a Postgres of its own.
+    """
 
     home: Path
+    database_url: str | None
     require_key: bool
     worker_dram_bytes: int | None
     states: Sequence[Sequence[Registration]]
@@ -213,7 +257,7 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
     """Everything up, until a signal; then everything down."""
     home = asked.home
     make_data_dir(home)
-    with _postgres(home) as (url, embedded):
+    with _postgres(home, asked.database_url) as (url, embedded):
         asyncio.run(_prepare(url))
         workers = _worker_settings(home)
         settings = Settings(
@@ -248,8 +292,8 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
 
 
 @contextmanager
-def _postgres(home: Path) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
-    if given := os.environ.get("NEXUSKV_DATABASE_URL"):
+def _postgres(home: Path, given: str | None) -> Iterator[tuple[str, EmbeddedPostgres | None]]:
+    if given is not None:
         yield given, None
         return
     with EmbeddedPostgres(home) as embedded:

@@ -21,7 +21,7 @@ from rich.console import Console
 
 from app.cli.inputs import clear_ready_file
 from app.cli.options import LogLevel, failure
-from app.cli.secret_files import given_worker_secrets
+from app.cli.secret_files import given_worker_secrets, worker_secrets_in
 from app.cli.server import base_url, bind, handled, terminations
 from app.clock import SystemClock, SystemIds
 from app.errors import NexusError
@@ -244,8 +244,11 @@ def _check(
 
 def _secrets(secret_file: Path | None) -> tuple[str, ...]:
     """Raises ValueError that says where to put one."""
-    env = os.environ if secret_file is None else {"NEXUSKV_WORKER_SECRET_FILE": str(secret_file)}
-    secrets = given_worker_secrets(env)
+    secrets = (
+        given_worker_secrets(os.environ)
+        if secret_file is None
+        else worker_secrets_in(secret_file, "--secret-file")
+    )
     if not secrets:
         raise ValueError(
             "no worker secret: set NEXUSKV_WORKER_SECRET (`openssl rand -hex 32` makes one), or "

@@ -12,12 +12,16 @@ import msgspec
 import structlog
 
 import app.db
+from app.logging import mask_text
 
 # Asks for a signal when the parent dies, also by SIGKILL; then becomes the worker.
 _SHIM: Final = Path(app.db.__file__).with_name("postgres_exec.py")
 _LOOPBACK: Final = "127.0.0.1"
 _STOP_S: Final = 15.0
 _MAX_LOG_BYTES: Final = 16 * 1024 * 1024
+# As much of the log's end as is looked at for the reason of an end, and as is told of it.
+_TAIL_BYTES: Final = 8 * 1024
+_MAX_REASON_CHARS: Final = 500
 log = structlog.get_logger("nexuskv.up")
 
 
@@ -53,6 +57,9 @@ class WorkerChild:
         self._ready_file = ready_file
         self._known = self.ready()
         self._stopped = False
+        self._log_start = 0
+        # What the last process that ended by itself said last; None while none did.
+        self.ended: str | None = None
         self._command = [
             sys.executable, "-m", "app.cli", "worker", "--node", node,
             "--dram-bytes", str(dram_bytes), "--api-url", api_url, "--log-level", "warning",
@@ -83,7 +90,14 @@ class WorkerChild:
             exit_code = self._process.poll()
             if exit_code is None:
                 return
-            log.warning("worker_ended", node=self.node, exit_code=exit_code, log=str(self.log_path))
+            self.ended = self._last_words() or f"exit code {exit_code}"
+            log.warning(
+                "worker_ended",
+                node=self.node,
+                exit_code=exit_code,
+                reason=self.ended,
+                log=str(self.log_path),
+            )
         if self._ready_file is not None:
             # It spoke of the process before.
             self._ready_file.unlink(missing_ok=True)
@@ -91,6 +105,7 @@ class WorkerChild:
         account = [str(os.geteuid()), str(os.getegid())]
         fresh = not self.log_path.exists() or self.log_path.stat().st_size > _MAX_LOG_BYTES
         with self.log_path.open("wb" if fresh else "ab") as output:
+            self._log_start = output.tell()
             self._process = subprocess.Popen(
                 [*shim, *account, *self._command, *self._places()],
                 stdin=subprocess.DEVNULL,
@@ -100,6 +115,18 @@ class WorkerChild:
                 # A Ctrl-C at the terminal is for the command, which then stops it in order.
                 start_new_session=True,
             )
+
+    def _last_words(self) -> str:
+        """The last line that the process wrote, cut; empty when it wrote none."""
+        try:
+            with self.log_path.open("rb") as written:
+                end = written.seek(0, os.SEEK_END)
+                written.seek(max(self._log_start, end - _TAIL_BYTES))
+                lines = written.read(_TAIL_BYTES).decode(errors="replace").split("\n")
+        except OSError:
+            return ""
+        said = [line.strip() for line in lines if line.strip()]
+        return mask_text(said[-1])[:_MAX_REASON_CHARS] if said else ""
 
     def _places(self) -> list[str]:
         """Where to listen: where it was before, if nobody else is there now."""

@@ -46,17 +46,17 @@ def _table(workers: list[dict[str, Any]]) -> Table:
     table.add_column("URL", overflow="fold")
     for worker in workers:
         load = worker["load"]
+        heard_s = worker["heartbeat_age_us"] / 1_000_000
         cells = (
             worker["name"],
-            "yes" if worker["available"] else "no",
-            f"{worker['heartbeat_age_us'] / 1_000_000:.1f} s ago",
-            worker["url"],
+            f"{'' if worker['available'] else 'no, '}{heard_s:.1f} s ago",
             f"{_bytes(load['used_bytes'])} of {_bytes(load['capacity_bytes'])}",
-            _bytes(load["pinned_bytes"]),
             str(load["payloads"]),
             str(load["sinks"]),
             str(load["transfers"]),
+            worker["url"],
         )
+        assert len(cells) == len(table.columns)
         style = None if worker["available"] else "red"
         table.add_row(*(Text(cell) for cell in cells), style=style)
     return table

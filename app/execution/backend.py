@@ -6,10 +6,12 @@ import msgspec
 
 from app.contract.enums import ActionStatus, Disposition, FallbackReason, TierKind, TransferStatus
 from app.contract.execution import BackendActionResult, TransferResult, TransferSession
-from app.contract.payload import PayloadLocation
+from app.contract.payload import PayloadHandle, PayloadLocation
 from app.execution.orders import TransferOrder
 
 SINK_HANDLE_KIND: Final = "sink"
+# In the place of a backend's name where none was asked.
+NO_BACKEND: Final = "nexuskv.none"
 
 
 class Backend(Protocol):
@@ -106,6 +108,32 @@ def fallen_back(
             order.request,
             transfer or TransferResult(TransferStatus.FALLBACK),
         ),
+        detail=detail,
+    )
+
+
+def not_ordered(
+    requested: Disposition,
+    source: PayloadHandle,
+    target: PayloadLocation,
+    disposition: Disposition,
+    reason: FallbackReason,
+    *,
+    detail: str,
+) -> BackendActionResult:
+    """The result where it came to no order: no backend was asked, nothing was begun."""
+    recomputed = disposition is Disposition.RECOMPUTE
+    return BackendActionResult(
+        requested_kind=requested,
+        executed_kind=disposition,
+        status=ActionStatus.RECOMPUTED if recomputed else ActionStatus.SKIPPED,
+        final_disposition=disposition,
+        backend_name=NO_BACKEND,
+        source=source.location,
+        target=target,
+        degraded=False,
+        fallback_reason=reason,
+        payload_handle=source,
         detail=detail,
     )
 

@@ -25,6 +25,7 @@ from app.contract.payload import PayloadLocation
 from app.policy.document import ExecutionPolicy
 from app.policy.evaluate import (
     FallbackCause,
+    PolicyDenial,
     fallback_disposition,
     may_degrade,
     ruling,
@@ -32,6 +33,7 @@ from app.policy.evaluate import (
 
 _UNSUPPORTED: Final = FallbackReason.UNSUPPORTED_CAPABILITY
 _NO_PATH: Final = FallbackReason.NO_TRANSFER_PATH
+_MAX_NOTED: Final = 1_024
 
 
 class BackendRegistration(Struct, frozen=True):
@@ -108,9 +110,8 @@ def select(
         if rejection is not None:
             rejected.append(rejection)
         elif (denial := denials[registration.backend]) is not None:
-            rejected.append(
-                Rejection(registration.name, FallbackReason.ENGINE_POLICY, denial.detail)
-            )
+            name = registration.name
+            rejected.append(denial.noted.get(name) or _denied(name, denial))
         else:
             admitted.append(registration)
             rank = priorities[registration.backend]
@@ -170,6 +171,14 @@ def incapable(
         if allowed and value is not None and value not in allowed:
             return Rejection(registration.name, reason, f"{trouble} {value}")
     return None
+
+
+def _denied(name: str, denial: PolicyDenial) -> Rejection:
+    """The same for every order: kept with the denial."""
+    if len(denial.noted) >= _MAX_NOTED:
+        denial.noted.clear()
+    found = denial.noted[name] = Rejection(name, FallbackReason.ENGINE_POLICY, denial.detail)
+    return found
 
 
 def _not_lesser(

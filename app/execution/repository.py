@@ -126,9 +126,22 @@ _TRANSFER_CLOSE = text(
     SET ended = CAST(:ended AS jsonb), status = :status, updated_at = :now
     WHERE tenant = :tenant AND transfer_id = :transfer_id AND fence = :fence
       AND status = ANY(:before)
+      AND (ended IS NULL OR CAST(:status AS text) <> :completed)
     RETURNING fence
     """
 ).bindparams(bindparam("before", type_=ARRAY(TEXT())))
+# Whoever runs it may be anywhere between its route and its end: what is not ordered yet ends here,
+# and of anything else it is noted, so that it does not complete any more.
+_TRANSFER_CANCEL = text(
+    """
+    UPDATE transfer_session
+    SET ended = CAST(:ended AS jsonb), updated_at = :now,
+        status = CASE WHEN route IS NULL OR expires_at <= :now THEN :cancelled ELSE status END
+    WHERE tenant = :tenant AND transfer_id = :transfer_id AND status = ANY(:running)
+    """
+).bindparams(
+    bindparam("running", type_=ARRAY(TEXT())), bindparam("now", type_=TIMESTAMP(timezone=True))
+)
 _TRANSFER_FORGET = text(
     """
     DELETE FROM transfer_session WHERE (tenant, transfer_id) IN (
@@ -271,9 +284,40 @@ async def transfer_close(
     end: TransferEnd,
     now: datetime,
 ) -> bool:
-    """The session ended; False when it was taken over, or has ended already."""
+    """The session ended; False when it was taken over, or has ended already.
+
+    Also False for one that was cancelled and is to be `completed`.
+    """
     return await _advance(
-        session, _TRANSFER_CLOSE, asked, fence, status=status, now=now, ended=_json(end)
+        session,
+        _TRANSFER_CLOSE,
+        asked,
+        fence,
+        status=status,
+        now=now,
+        ended=_json(end),
+        completed=TransferStatus.COMPLETED.value,
+    )
+
+
+async def transfer_cancel(
+    session: WriteSession, tenant: str, transfer_id: str, end: TransferEnd, now: datetime
+) -> None:
+    """A session that runs does not complete any more, whoever runs it; any other stays as it is.
+
+    One that has no route yet, or that nobody runs any more, is cancelled by this alone. Of any
+    other `end` is noted: whoever runs it finds that and ends it, after the worker was told to stop.
+    """
+    await session.execute(
+        _TRANSFER_CANCEL,
+        {
+            "tenant": tenant,
+            "transfer_id": transfer_id,
+            "ended": _json(end),
+            "cancelled": TransferStatus.CANCELLED.value,
+            "running": _values(RUNNING),
+            "now": now,
+        },
     )
 
 

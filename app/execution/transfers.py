@@ -50,7 +50,10 @@ class TransferRoute(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class StoredTransfer:
-    """A row. It belongs to whoever has its fence until `expires_at`, while it runs."""
+    """A row. It belongs to whoever has its fence until `expires_at`, while it runs.
+
+    One that runs and has an end was cancelled meanwhile: that is what it will come to.
+    """
 
     asked: TransferAsked
     status: TransferStatus

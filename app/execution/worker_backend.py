@@ -161,7 +161,9 @@ class WorkerBackend(FallsBack):
 def _unproven(order: TransferOrder, facts: TransferFacts) -> tuple[FallbackReason, str] | None:
     """Why these facts are not evidence of a movement; None when they are."""
     if facts.status is not TransferStatus.COMPLETED:
-        failure = facts.failure or TransferFailure.INTERNAL
+        # It was asked to wait for longer than it may run.
+        late = facts.status is TransferStatus.IN_FLIGHT
+        failure = facts.failure or (_F.DEADLINE if late else _F.INTERNAL)
         return FALLBACK_REASONS[failure], f"{failure}: {facts.detail or 'no detail'}"[:2048]
     target = (facts.target_sink_id, facts.target_payload_id)
     if facts.session_id != order.session_id or target != (order.sink_id, order.target_payload_id):

@@ -11,6 +11,7 @@ from app.db.session import WriteSession
 from app.execution.backend import settled
 from app.execution.orders import TransferOrder
 from app.execution.repository import transfer_find
+from app.execution.sessions import RUNNING
 from app.execution.transfers import StoredTransfer, TransferAsked, TransferEnd
 from app.execution.worker_backend import WorkerBackend
 from app.index.repository import StoredState
@@ -35,6 +36,10 @@ class Journey:
     result: BackendActionResult | None = None
     end: TransferEnd | None = None
     status: TransferStatus = TransferStatus.INITIATED
+    # Whether the copy was charged for by this attempt: no other was known before.
+    charged: bool = False
+    # Whether bytes that arrived for a cancelled transfer are still there, and charged.
+    copy_stays: bool = False
     # None where nobody looked, or nobody could.
     copy_present: bool | None = None
     notes: dict[str, Any] = field(default_factory=dict)
@@ -57,6 +62,18 @@ class Journey:
         """Whether the session is this attempt's, and stands so."""
         known = await transfer_find(session, self.asked.tenant, self.asked.transfer_id)
         return known is not None and known.fence == self.fence and known.status in statuses
+
+    async def cancelled(self, session: WriteSession) -> bool:
+        """Whether the session is this attempt's, and was cancelled while it ran."""
+        known = await transfer_find(session, self.asked.tenant, self.asked.transfer_id)
+        if known is None or known.fence != self.fence:
+            return False
+        told = known.status in RUNNING and known.end is not None
+        return told or known.status is TransferStatus.CANCELLED
+
+    def end_cancelled(self, detail: str, result: BackendActionResult | None = None) -> End:
+        reason = FallbackReason.PREFERRED_BACKEND_UNAVAILABLE
+        return self.fall_back(TransferStatus.CANCELLED, reason, detail, result)
 
     def session_id(self, *order: str) -> str:
         """The worker's name for it: another tenant's equal id is another session.

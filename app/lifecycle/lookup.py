@@ -205,7 +205,8 @@ class Lookup:
         if state.payload is not None:
             worker, payload_id = state.payload
             # A name that nobody registered is no worker of ours: the engine knows the way.
-            if self._directory.status(worker, state.registered_us, payload_id) == "unavailable":
+            status = self._directory.status(worker, state.registered_us, state.tenant, payload_id)
+            if status == "unavailable":
                 return _OUT_OF_REACH
         return None
 

@@ -14,15 +14,17 @@ from uuid import UUID
 import msgspec
 
 from app.clock import Clock
+from app.contract.enums import Disposition
 from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
+from app.execution.backend import not_ordered, sink_location
 from app.execution.claims import ClaimRequest, StoredClaim
 from app.execution.grants import OptionGrant
 from app.execution.receipt import Receipt
 from app.lifecycle.caller import Caller, Refused
-from app.lifecycle.materialize_plan import FindSink, PlanMaterialize, Workers
+from app.lifecycle.materialize_plan import FindSink, PlanMaterialize, Workers, payload_handle
 from app.lifecycle.materialize_steps import (
     Consume,
     Execute,
@@ -94,7 +96,7 @@ class Materialize:
         attempt.inputs.update(passage.notes)
         if end is End.FALL_BACK:
             assert passage.fallback is not None
-            return self._fell_back(attempt, passage.fallback)
+            return self._fell_back(passage, passage.fallback)
         return self._materialized(passage)
 
     def _steps_of(self, passage: Passage) -> Sequence[Step]:
@@ -142,13 +144,24 @@ class Materialize:
         )
         return Materialized(receipt, False, attempt.decision_id)
 
-    def _fell_back(self, attempt: Attempt, fallback: Fallback) -> Refused:
+    def _fell_back(self, passage: Passage, fallback: Fallback) -> Refused:
+        attempt, stored = passage.attempt, passage.attempt.stored
         attempt.rejected = fallback.rejected
+        result = fallback.result
+        if result is None and stored is not None:
+            result = not_ordered(
+                Disposition.MATERIALIZE,
+                payload_handle(stored, passage.grant.matched_tokens),
+                sink_location(passage.query.sink_namespace, passage.query.sink_value),
+                fallback.disposition,
+                fallback.reason,
+                detail=fallback.detail,
+            )
         self._observer.fell_back(
             attempt,
             reason=fallback.reason,
             disposition=fallback.disposition,
-            detail={"detail": fallback.detail, "result": fallback.result},
+            detail={"detail": fallback.detail, "result": result},
         )
         error = NexusError(
             ErrorCode.MATERIALIZATION_UNAVAILABLE,

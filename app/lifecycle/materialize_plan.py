@@ -60,6 +60,9 @@ class Client(CallsWorkers, Protocol):
     ) -> PayloadFacts | None:
         """None when there is none. Raises WorkerCallError when the worker cannot be asked."""
 
+    async def delete_payload(self, worker: str, payload_id: str, *, tenant: str) -> bool:
+        """False when there was none. Raises WorkerCallError when the worker cannot be asked."""
+
 
 @dataclass(frozen=True, slots=True)
 class Workers:

@@ -168,7 +168,9 @@ class Reserve:
 
     async def _step_by_step(self, session: WriteSession) -> End:
         passage, claim = self._passage, self._passage.claim
-        passage.fallback = None
+        # Of a plan that the one statement did not bear out, nothing is left.
+        passage.fallback = passage.order = passage.backend = None
+        passage.attempt.selection, passage.attempt.rejected = None, ()
         found = await claim_find(session, claim.option_id)
         stored = passage.attempt.stored = await named_state(session, passage.grant)
         if found is not None and found.consumed:
@@ -296,7 +298,7 @@ class Settle:
         order, now = self._passage.order, self._clock.now()
         assert order is not None
         await settle(
-            self._database, self._passage.active.policy, order.tenant,
+            self._database, order.tenant,
             transfer_id=order.session_id, payload_id=order.session_id,
             payload_bytes=order.payload_bytes, worker=order.target_worker, now=now,
             expires_at=now + _SINK_MAX_LIFE,

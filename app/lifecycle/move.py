@@ -15,19 +15,13 @@ from app.contract.transitions import LifecycleState
 from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
-from app.execution.repository import transfer_close, transfer_find
+from app.execution.repository import transfer_cancel, transfer_find
 from app.execution.transfers import StoredTransfer, TransferAsked, TransferEnd
 from app.lifecycle.caller import Caller
 from app.lifecycle.journey import Journey
 from app.lifecycle.materialize_plan import Workers
-from app.lifecycle.move_steps import (
-    Carry,
-    ChargeMove,
-    Close,
-    Open,
-    PlanMove,
-    is_running,
-)
+from app.lifecycle.move_open import Open, is_running
+from app.lifecycle.move_steps import Carry, ChargeMove, Close, PlanMove
 from app.lifecycle.observe import Attempt, Observer
 from app.lifecycle.steps import End, Step, Steps
 from app.transfer.wire import NewTransfer, TransferSource
@@ -119,24 +113,18 @@ class Move:
     async def cancel(self, tenant: str, transfer_id: str) -> StoredTransfer:
         """Stop it if it runs; who waits for it is told. One that ended stays as it is.
 
-        Raises NOT_FOUND, and WorkerCallError when its worker cannot be told.
+        One that is answered as running will be `cancelled`, or has failed by itself: it does not
+        complete any more. Raises NOT_FOUND, and WorkerCallError when its worker cannot be told.
         """
         found = await self.get(tenant, transfer_id)
         if not is_running(found):
             return found
-        if found.route is None or found.expires_at <= self._clock.now():
-            # Nothing was ordered yet, or nobody waits for it any more.
-            async with self._database.write() as session:
-                end = TransferEnd(
-                    "cancelled",
-                    fallback_reason=FallbackReason.PREFERRED_BACKEND_UNAVAILABLE,
-                )
-                await transfer_close(
-                    session, found.asked, found.fence,
-                    status=TransferStatus.CANCELLED, end=end, now=self._clock.now(),
-                )  # fmt: skip
-            found = await self.get(tenant, transfer_id)
-        if (route := found.route) is not None:
+        end = TransferEnd("cancelled", fallback_reason=FallbackReason.PREFERRED_BACKEND_UNAVAILABLE)
+        # Noted before the worker is told: it may get its order only afterwards.
+        async with self._database.write() as session:
+            await transfer_cancel(session, tenant, transfer_id, end, self._clock.now())
+        found = await self.get(tenant, transfer_id)
+        if is_running(found) and (route := found.route) is not None:
             order = NewTransfer(
                 session_id=route.session_id,
                 source=TransferSource(route.source_worker, route.payload_id),

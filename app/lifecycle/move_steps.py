@@ -12,125 +12,28 @@ from app.contract.enums import (
     MaterializationCapability,
     TransferStatus,
 )
-from app.contract.execution import TransferRequest
+from app.contract.execution import TransferRequest, TransferResult
 from app.db.session import Database
 from app.errors import ErrorCode, NexusError
+from app.execution.backend import fallen_back
 from app.execution.catalog import NoSelection
 from app.execution.orders import TransferOrder
-from app.execution.repository import transfer_close, transfer_find, transfer_open, transfer_route
-from app.execution.sessions import RUNNING, before
-from app.execution.transfers import StoredTransfer, TransferEnd, TransferRoute
+from app.execution.repository import transfer_close, transfer_route
+from app.execution.sessions import RUNNING
+from app.execution.transfers import TransferEnd, TransferRoute
 from app.index.registry import stored_registration, wall_us
-from app.index.repository import states_by_key
 from app.lifecycle.journey import Journey
 from app.lifecycle.materialize_plan import Workers, payload_handle
 from app.lifecycle.placing import Asked, Placement, payload_on, place
 from app.lifecycle.steps import End
-from app.quota.charges import charge_movement, release, settle_in
+from app.quota.charges import charge_movement, release, settle_in, shrink
 from app.quota.decision import ChargeKind
 from app.transfer.faults import WorkerCallError
 from app.transfer.wire import PayloadFacts
 
 _DONE: Final = TransferStatus.COMPLETED
-
-
-class Open:
-    """Takes the session, and finds the state.
-
-    One that completed is taken again only when its copy is found to be gone: whoever repeats the
-    request wants the bytes there.
-    """
-
-    name = "open"
-
-    def __init__(
-        self, journey: Journey, workers: Workers, database: Database, clock: Clock
-    ) -> None:
-        self._journey = journey
-        self._workers = workers
-        self._database = database
-        self._clock = clock
-
-    async def do(self) -> End:
-        """DONE when there is nothing to do: `journey.known` is the session as it stands."""
-        journey = self._journey
-        if await self._take():
-            return End.GO_ON
-        known = self._as_it_stands()
-        if known.status is _DONE:
-            journey.copy_present = await self._has_copy(known)
-            # Of two that find it gone the first takes it, and the other joins.
-            if journey.copy_present is False and await self._take(known.fence):
-                return End.GO_ON
-            self._as_it_stands()
-        journey.notes["copy_present"] = journey.copy_present
-        return End.DONE
-
-    async def _take(self, gone_fence: int | None = None) -> bool:
-        """False when it is not to be had: `journey.known` is how it stands then."""
-        journey, asked = self._journey, self._journey.asked
-        async with self._database.write() as session:
-            opened = await transfer_open(
-                session,
-                asked,
-                fence=journey.fence,
-                decision_id=journey.attempt.decision_id,
-                now=self._clock.now(),
-                expires_at=journey.expires_at,
-                gone_fence=gone_fence,
-            )
-            if not opened and not await journey.has(session, *RUNNING):
-                journey.known = await transfer_find(session, asked.tenant, asked.transfer_id)
-                return False
-            key = (asked.tenant, asked.entry_id)
-            stored = (await states_by_key(session, [key], whole=True)).get(key)
-            if stored is None or stored.deleted_at is not None:
-                raise NexusError(
-                    ErrorCode.NOT_FOUND, "the tenant has no live state of that entry_id"
-                )
-            journey.stored = journey.attempt.stored = stored
-        return True
-
-    async def _has_copy(self, known: StoredTransfer) -> bool | None:
-        """Whether just these bytes are at the target now; None when it cannot be asked."""
-        route, end = known.route, known.end
-        copy = end.result.payload_handle if end is not None and end.result is not None else None
-        if route is None or end is None or copy is None:
-            return False
-        try:
-            facts = await self._workers.client.payload(
-                route.target_worker,
-                route.target_payload_id,
-                tenant=known.asked.tenant,
-                deadline_s=self._workers.left_s(self._journey.attempt),
-            )
-        except WorkerCallError:
-            return None
-        found = facts and (facts.payload_bytes, f"xxh3-128:{facts.checksum}")
-        return found == (end.bytes_transferred, copy.opaque_ref)
-
-    def _as_it_stands(self) -> StoredTransfer:
-        known = self._journey.known
-        if known is None:
-            raise NexusError(ErrorCode.OVERLOADED, "the transfer changed meanwhile; ask again")
-        if known.asked != self._journey.asked:
-            raise NexusError(
-                ErrorCode.TRANSFER_CONFLICT,
-                "this transfer_id was used for another transfer; take a new one",
-            )
-        return known
-
-    async def undo(self) -> None:
-        """The session ends as what it came to, and may be taken again."""
-        journey = self._journey
-        failed, end = journey.status, journey.end
-        if end is None or failed not in before(TransferStatus.INITIATED) - {_DONE}:
-            failed, end = TransferStatus.FAILED, TransferEnd("it was not carried out")
-        async with self._database.write() as session:
-            await transfer_close(
-                session, journey.asked, journey.fence,
-                status=failed, end=end, now=self._clock.now(),
-            )  # fmt: skip
+_NOT_ORDERED: Final = "cancelled before it was ordered"
+_ARRIVED: Final = "cancelled when the copy was there"
 
 
 class PlanMove:
@@ -247,13 +150,9 @@ class PlanMove:
                 return End.GO_ON
             if await journey.has(session, TransferStatus.IN_FLIGHT):
                 return End.GO_ON
-            if not await journey.has(session, TransferStatus.CANCELLED):
+            if not await journey.cancelled(session):
                 raise _taken_over()
-        return journey.fall_back(
-            TransferStatus.CANCELLED,
-            FallbackReason.PREFERRED_BACKEND_UNAVAILABLE,
-            "cancelled before it was ordered",
-        )
+        return journey.end_cancelled(_NOT_ORDERED)
 
 
 class ChargeMove:
@@ -265,7 +164,8 @@ class ChargeMove:
         self._journey = journey
         self._database = database
         self._clock = clock
-        self._charged = False
+        # What was charged for an earlier copy under that name.
+        self._before_bytes: int | None = None
 
     async def do(self) -> End:
         journey, order = self._journey, self._journey.order
@@ -277,9 +177,17 @@ class ChargeMove:
                 payload_bytes=order.payload_bytes, worker=order.target_worker,
                 now=self._clock.now(), expires_at=journey.expires_at,
             )  # fmt: skip
-        self._charged |= verdict.allowed and not verdict.repeated
+            # The last look before it is ordered, after waiting for others of the tenant.
+            cancelled = await journey.cancelled(session)
+            if not cancelled and not await journey.has(session, *RUNNING):
+                raise _taken_over()
+        if verdict.allowed and self._before_bytes is None:
+            self._before_bytes = verdict.charged_bytes if verdict.repeated else 0
+            journey.charged = not verdict.repeated
         if verdict.exceeded:
             journey.notes["quota"] = {"mode": verdict.mode, "exceeded": verdict.exceeded}
+        if cancelled:
+            return journey.end_cancelled(_NOT_ORDERED)
         if verdict.allowed:
             return End.GO_ON
         detail = f"the tenant's quota does not allow it: {', '.join(verdict.exceeded)}"
@@ -296,8 +204,12 @@ class ChargeMove:
             if not await journey.has(session, *(frozenset(TransferStatus) - {_DONE})):
                 return
             await release(session, asked.tenant, journey.order.session_id, ChargeKind.TRANSFER)
-            if self._charged:
+            if journey.copy_stays:
+                return
+            if journey.charged:
                 await release(session, asked.tenant, journey.charge_id())
+            elif self._before_bytes is not None:
+                await shrink(session, asked.tenant, journey.charge_id(), self._before_bytes)
 
 
 class Carry:
@@ -334,15 +246,30 @@ class Carry:
         return journey.fall_back(status, reason, detail, result)
 
     async def undo(self) -> None:
-        """Stops what may still run; bytes that arrived stay, and are what a retry finds."""
-        journey = self._journey
-        succeeded = journey.result is not None and journey.result.status is ActionStatus.SUCCEEDED
-        if journey.backend is not None and journey.order is not None and not succeeded:
-            await journey.backend.cancel(journey.order)
+        """Stops what may still run; bytes that arrived stay, and are what a retry finds.
+
+        Those of a cancelled transfer are deleted, unless there was a copy before.
+        """
+        journey, order = self._journey, self._journey.order
+        if journey.backend is None or order is None:
+            return
+        if journey.result is None or journey.result.status is not ActionStatus.SUCCEEDED:
+            await journey.backend.cancel(order)
+        elif journey.status is TransferStatus.CANCELLED:
+            journey.copy_stays = True
+            if journey.charged:
+                await self._workers.client.delete_payload(
+                    order.target_worker, order.target_payload_id or "", tenant=order.tenant
+                )
+                journey.copy_stays = False
+                assert journey.end is not None
+                journey.end = structs.replace(journey.end, detail=f"{_ARRIVED}: it is deleted")
 
 
 class Close:
-    """Makes it final, and the charge lasting."""
+    """Makes it final, and the charge lasting: also of what arrived for a cancelled transfer, as
+    long as that is there.
+    """
 
     name = "close"
 
@@ -361,23 +288,35 @@ class Close:
                 session, journey.asked, journey.fence,
                 status=TransferStatus.COMPLETED, end=journey.end, now=now,
             )  # fmt: skip
-            if not closed and not await journey.has(session, _DONE):
+            cancelled = not closed and await journey.cancelled(session)
+            if not closed and not cancelled and not await journey.has(session, _DONE):
                 raise _taken_over()
             await settle_in(
-                session, journey.attempt.active.policy, order.tenant,
+                session, order.tenant,
                 transfer_id=order.session_id, payload_id=journey.charge_id(),
                 payload_bytes=order.payload_bytes, worker=order.target_worker,
                 now=now, expires_at=None,
             )  # fmt: skip
+        if cancelled:
+            return self._end_cancelled(order)
         journey.status, journey.copy_present = TransferStatus.COMPLETED, True
         return End.GO_ON
 
     async def undo(self) -> None:
         """Nothing: a transaction that did not commit has done nothing."""
 
-
-def is_running(known: StoredTransfer) -> bool:
-    return known.status in RUNNING
+    def _end_cancelled(self, order: TransferOrder) -> End:
+        backend = self._journey.backend
+        assert backend is not None
+        result = fallen_back(
+            order,
+            backend.name,
+            Disposition.SKIP,
+            FallbackReason.PREFERRED_BACKEND_UNAVAILABLE,
+            transfer=TransferResult(TransferStatus.CANCELLED),
+            detail=_ARRIVED,
+        )
+        return self._journey.end_cancelled(f"{_ARRIVED}: it stays there", result)
 
 
 def _taken_over() -> NexusError:

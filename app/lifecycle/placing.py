@@ -37,7 +37,7 @@ class Directory(Protocol):
     def get(self, name: str) -> Worker | None: ...
 
     def status(
-        self, name: str, registered_us: int, payload_id: str | None = None
+        self, name: str, registered_us: int, tenant: str, payload_id: str
     ) -> WorkerStatus: ...
 
 
@@ -71,7 +71,8 @@ def place(directory: Directory, asked: Asked, policy: ExecutionPolicy) -> Placem
     target = directory.get(asked.target_worker)
     if found is None or source is None or target is None:
         return _no_path(asked, policy)
-    if directory.status(found[0], asked.registered_us, found[1]) != "available":
+    tenant = asked.entry.identity.key.tenant
+    if directory.status(found[0], asked.registered_us, tenant, found[1]) != "available":
         return NoSelection(
             FallbackReason.CACHE_MISS,
             disposition_after(FallbackCause.CACHE_MISS, asked.entry.descriptor, policy),

@@ -20,7 +20,7 @@ from app.execution.receipt import Receipt
 from app.execution.repository import claim_find
 from app.lifecycle.journey import payload_charge
 from app.quota.charges import release, release_payloads, release_worker
-from app.transfer.wire import SinkEvent
+from app.transfer.wire import GonePayload, SinkEvent
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # A report keeps its own time, so that the same one again is the same row. A worker whose clock is
@@ -59,7 +59,8 @@ class SinkReports:
         )
 
     async def take(self, worker: str, event: SinkEvent) -> None:
-        """Returns once the report is stored. Raises DATABASE_UNAVAILABLE: it must come again.
+        """Returns once the report is stored. Raises DATABASE_UNAVAILABLE, or OVERLOADED while the
+        receipt for the sink is not stored yet: it must come again.
 
         Whoever has a token may fill a sink by an order of its own, and name in it what it likes. So
         a report counts only for the option that was consumed into this very sink, and only from the
@@ -76,14 +77,20 @@ class SinkReports:
             claim = await claim_find(session, option_id)
             if claim is None or (claim.tenant, claim.sink_value) != (event.tenant, event.sink_id):
                 return "unmatched"
+            if not claim.consumed and claim.claim_expires_at > self._clock.now():
+                # The runtime was faster than the receipt, which will charge it and record it.
+                raise NexusError(ErrorCode.OVERLOADED, "the receipt is being stored: tell it again")
             await release(session, event.tenant, event.session_id or "", worker=worker)
         if claim.decision_id is None or not _filled_by(worker, claim):
             return "unmatched"
         return await self._record(worker, event, claim.decision_id)
 
-    async def gone(self, worker: str, payload_ids: tuple[str, ...]) -> None:
-        """No tenant has these payloads there any more. Raises DATABASE_UNAVAILABLE."""
-        charges = [payload_charge(worker, payload_id) for payload_id in payload_ids]
+    async def gone(self, worker: str, payloads: tuple[GonePayload, ...]) -> None:
+        """The worker has these no more: their tenants are not charged for them any longer.
+
+        Raises DATABASE_UNAVAILABLE.
+        """
+        charges = [(one.tenant, payload_charge(worker, one.payload_id)) for one in payloads]
         async with self._database.write() as session:
             await release_payloads(session, worker, charges)
 

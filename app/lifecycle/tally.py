@@ -22,6 +22,7 @@ _MOVING: Final = tuple(
 )
 _CHOOSING: Final = (DecisionKind.ESTIMATE.value, *_MOVING)
 _CHOICES: Final[tuple[Choice, ...]] = ("selected", "degraded")
+_MAX_NAMES: Final = 4_096
 _QUOTA_RESULTS: Final[tuple[QuotaResult, ...]] = ("denied", "advisory")
 
 
@@ -39,6 +40,8 @@ class Tally:
         self.quota = _zeroes(_MOVING, _QUOTA_RESULTS, QuotaLimit)
         self.transfers = _zeroes(_MOVING, TransferStatus)
         self.executions: Counter[tuple[str, ...]] = Counter()
+        # Registrations by their names, as they were met.
+        self._backends: dict[str, str] = {}
         self.moved_bytes: Counter[str] = Counter(dict.fromkeys(_MOVING, 0))
 
     def chose(
@@ -51,10 +54,21 @@ class Tally:
             backend = selection.registration.backend
             self.selections[kind, backend, "selected" if wanted else "degraded"] += 1
         for one in rejected:
-            # A registration is named after its worker, which is no label, and its backend.
-            at = (kind, one.registration.rpartition("/")[2], one.reason)
-            if at in self.rejections:
-                self.rejections[at] += 1
+            name = one.registration
+            try:
+                self.rejections[
+                    kind, self._backends.get(name) or self._named(name), one.reason
+                ] += 1
+            except KeyError:
+                # Of a backend that is none of the contract's.
+                continue
+
+    def _named(self, registration: str) -> str:
+        """A registration is named after its worker, which is no label, and its backend."""
+        if len(self._backends) >= _MAX_NAMES:
+            self._backends.clear()
+        backend = self._backends[registration] = registration.rpartition("/")[2]
+        return backend
 
     def exceeded(self, kind: DecisionKind, mode: QuotaMode, limits: Iterable[QuotaLimit]) -> None:
         """A charge that goes beyond these limits of its tenant."""

@@ -8,7 +8,7 @@ member of a closed enum, so there are a few thousand at most, and a fleet asks f
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from msgspec import UNSET
 
@@ -64,6 +64,8 @@ class PolicyDenial:
     pointer: str
     value: str | None = None
     detail: str = field(init=False, compare=False)
+    # What a caller has made of it, by a name of its own.
+    noted: dict[str, Any] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "detail", f"{self.reason} at {self.pointer}")

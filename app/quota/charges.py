@@ -17,15 +17,16 @@ from app.quota.repository import (
     NewCharge,
     add_charge,
     add_tenant,
+    charged_bytes_of,
     delete_charge,
     delete_charges_of_worker,
     delete_expired,
     delete_settled_charges,
     lock_tenant,
     repeat_charge,
+    resize_charge,
     set_tenant,
     settle_at_once,
-    settle_movement,
     usage_of,
 )
 
@@ -49,9 +50,10 @@ async def charge(
 ) -> QuotaVerdict:
     """Charge a payload that is about to be held; nothing is stored when it is not allowed.
 
-    A `charge_id` charged before is allowed, also over the limit, and is not charged again; its
-    amounts stay, its end moves only away. So reserve with an `expires_at` before the transfer and
-    charge again with None after it: a crash in between gives the reservation back.
+    A `charge_id` charged before is allowed, also over the limit, and is not charged again; its end
+    moves only away. For a longer payload than before, what is more is charged as anything. So
+    reserve with an `expires_at` before the transfer and charge again with None after it: a crash in
+    between gives the reservation back.
     """
     if not 0 <= payload_bytes <= MAX_CHARGE_BYTES or entries < 1:
         raise ValueError(f"a charge has 0 to {MAX_CHARGE_BYTES} bytes and at least one entry")
@@ -112,7 +114,6 @@ async def charge_movement(
 
 async def settle(
     database: Database,
-    policy: ExecutionPolicy,
     tenant: str,
     *,
     transfer_id: str,
@@ -122,7 +123,10 @@ async def settle(
     now: datetime,
     expires_at: datetime | None,
 ) -> None:
-    """As `settle_in`, as a transaction of its own that does not wait for the disk."""
+    """As `settle_in`, as a transaction of its own that does not wait for the disk.
+
+    For a payload whose length was known when it was charged.
+    """
     async with database.single() as single:
         kept = await settle_at_once(
             single, tenant, transfer_id=transfer_id, payload_id=payload_id,
@@ -131,14 +135,13 @@ async def settle(
     if not kept:
         async with database.write(durable=False) as session:
             await settle_in(
-                session, policy, tenant, transfer_id=transfer_id, payload_id=payload_id,
+                session, tenant, transfer_id=transfer_id, payload_id=payload_id,
                 payload_bytes=payload_bytes, worker=worker, now=now, expires_at=expires_at,
             )  # fmt: skip
 
 
 async def settle_in(
     session: WriteSession,
-    policy: ExecutionPolicy,
     tenant: str,
     *,
     transfer_id: str,
@@ -148,21 +151,33 @@ async def settle_in(
     now: datetime,
     expires_at: datetime | None,
 ) -> None:
-    """The movement is over: the payload stays charged until `expires_at`, the transfer does not."""
-    kept = await settle_movement(
-        session,
-        tenant,
-        transfer_id=transfer_id,
-        payload_id=payload_id,
-        now=now,
-        expires_at=expires_at,
+    """The movement is over: the transfer is charged no more, the payload for what it is.
+
+    Until `expires_at`, and whatever the limits are by now: it is held.
+    """
+    held = await _locked(session, tenant)
+    freed = await delete_charge(session, tenant, ChargeKind.TRANSFER, transfer_id)
+    if freed is not None:
+        held = held.minus(freed)
+    new = NewCharge(
+        tenant, ChargeKind.PAYLOAD, payload_id, payload_bytes, 1, worker, now, expires_at
     )
-    if not kept:
-        # It had expired meanwhile; what is held is charged all the same.
-        await charge(
-            session, policy, tenant, payload_id, payload_bytes,
-            worker=worker, now=now, expires_at=expires_at,
-        )  # fmt: skip
+    charged_bytes = await repeat_charge(session, new)
+    if charged_bytes is None:
+        await add_charge(session, new)
+        held = held.plus(QuotaUsage(payload_bytes, 1))
+    else:
+        held = await _resized(session, held, new, charged_bytes)
+    await set_tenant(session, tenant, held)
+
+
+async def shrink(session: WriteSession, tenant: str, charge_id: str, payload_bytes: int) -> None:
+    """Charge a payload for so much again, where what should have taken its place did not come."""
+    held = await _locked(session, tenant)
+    now_bytes = await charged_bytes_of(session, tenant, charge_id)
+    if now_bytes is not None and now_bytes > payload_bytes:
+        await resize_charge(session, tenant, charge_id, payload_bytes)
+        await set_tenant(session, tenant, held.minus(QuotaUsage(now_bytes - payload_bytes)))
 
 
 async def release(
@@ -192,12 +207,14 @@ async def release_worker(session: WriteSession, worker: str, before: datetime) -
     return await delete_charges_of_worker(session, worker, before)
 
 
-async def release_payloads(session: WriteSession, worker: str, charge_ids: Sequence[str]) -> int:
-    """Give back these charges for what a worker held, whoever's they are; how many there were.
+async def release_payloads(
+    session: WriteSession, worker: str, charges: Sequence[tuple[str, str]]
+) -> int:
+    """Give back charges for payloads that a worker held, each (tenant, charge id); how many.
 
     One that still has an end stays: it is a reservation for a payload that is on its way.
     """
-    return await delete_settled_charges(session, worker, charge_ids)
+    return await delete_settled_charges(session, worker, charges)
 
 
 async def usage(session: ReadSession, tenant: str, now: datetime) -> QuotaUsage:
@@ -212,14 +229,34 @@ async def _charge(
         raise ValueError(f"a charge id has 1 to {MAX_CHARGE_ID_CHARS} characters")
     before = await _locked(session, new.tenant)
     held = before.minus(await delete_expired(session, new.tenant, new.created_at))
-    repeated = await repeat_charge(session, new)
-    verdict = decide(policy.quota_admission_policy, held, asked, repeated=repeated)
-    if verdict.allowed and not repeated:
-        await add_charge(session, new)
+    charged_bytes = await repeat_charge(session, new)
+    repeated = charged_bytes is not None
+    if charged_bytes is not None:
+        # Another payload under the same name takes the place of the first: the longer one counts.
+        asked = QuotaUsage(max(0, new.payload_bytes - charged_bytes))
+    verdict = replace(
+        decide(policy.quota_admission_policy, held, asked, repeated=False),
+        repeated=repeated,
+        charged_bytes=charged_bytes or 0,
+    )
+    if verdict.allowed:
+        if not repeated:
+            await add_charge(session, new)
+        elif asked.payload_bytes:
+            await resize_charge(session, new.tenant, new.charge_id, new.payload_bytes)
         held = held.plus(asked)
     if held != before:
         await set_tenant(session, new.tenant, held)
     return verdict
+
+
+async def _resized(
+    session: WriteSession, held: QuotaUsage, new: NewCharge, charged_bytes: int
+) -> QuotaUsage:
+    """What a locked tenant holds once its payload is charged for its true length."""
+    if charged_bytes != new.payload_bytes:
+        await resize_charge(session, new.tenant, new.charge_id, new.payload_bytes)
+    return held.plus(QuotaUsage(new.payload_bytes - charged_bytes))
 
 
 async def _locked(session: WriteSession, tenant: str) -> QuotaUsage:

@@ -64,7 +64,8 @@ def limits_of(quota: QuotaAdmissionPolicy) -> Limits:
 @dataclass(frozen=True, slots=True)
 class QuotaVerdict:
     """The answer to one charge. `used_*` is what the tenant holds now, this charge included when
-    it was allowed. `repeated` is a charge that was made before, and is not made again.
+    it was allowed. `repeated` is a charge that was made before, and is not made again; it was for
+    `charged_bytes` then.
 
     `exceeded` names the limits that the charge goes beyond, also where that is only advisory.
     A limit of 0 is none.
@@ -80,6 +81,7 @@ class QuotaVerdict:
     limit_payload_bytes: int
     limit_entries: int
     limit_transfers: int
+    charged_bytes: int = 0
 
     @property
     def advisory_exceeded(self) -> bool:

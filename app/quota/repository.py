@@ -63,9 +63,10 @@ _DELETE_CHARGE = text(
     """  # noqa: S608 - a constant of this module only
 )
 _OF_INSTANCE = "worker = :worker AND created_at < :before"
-_SETTLED = (
-    "worker = :worker AND charge_id = ANY(CAST(:charge_ids AS text[])) AND expires_at IS NULL"
-)
+_SETTLED = """worker = :worker AND kind = 'payload' AND expires_at IS NULL
+    AND (tenant, charge_id) IN (
+        SELECT * FROM unnest(CAST(:of_tenants AS text[]), CAST(:charge_ids AS text[])))
+"""
 _LOCK_TENANTS_WITH = """
     SELECT tenant FROM quota_tenant AS held
     WHERE EXISTS (SELECT FROM quota_charge WHERE tenant = held.tenant AND {which})
@@ -102,7 +103,19 @@ _REPEAT_CHARGE = text(
         -- What is asked for again is there again: a worker lost what was charged before its start.
         created_at = greatest(created_at, CAST(:created_at AS timestamptz))
     WHERE tenant = :tenant AND kind = :kind AND charge_id = :charge_id
-    RETURNING charge_id
+    RETURNING payload_bytes
+    """
+)
+_CHARGED_BYTES = text(
+    """
+    SELECT payload_bytes FROM quota_charge
+    WHERE tenant = :tenant AND kind = 'payload' AND charge_id = :charge_id
+    """
+)
+_RESIZE_CHARGE = text(
+    """
+    UPDATE quota_charge SET payload_bytes = :payload_bytes
+    WHERE tenant = :tenant AND kind = 'payload' AND charge_id = :charge_id
     """
 )
 _ADD_CHARGE = text(
@@ -114,9 +127,11 @@ _ADD_CHARGE = text(
     """
 )
 # The tenant's row first, as everywhere: two who lock in another order would wait for each other.
-_SETTLE = """
+_SETTLE_AT_ONCE = text(
+    """
     WITH held AS MATERIALIZED (
-        SELECT tenant{also} FROM quota_tenant WHERE tenant = :tenant FOR UPDATE
+        SELECT tenant, set_config('synchronous_commit', 'off', true)
+        FROM quota_tenant WHERE tenant = :tenant FOR UPDATE
     ), gone AS (
         DELETE FROM quota_charge USING held
         WHERE quota_charge.tenant = held.tenant
@@ -136,9 +151,7 @@ _SETTLE = """
     )
     SELECT count(*) FROM kept
 """
-_SETTLE_MOVEMENT = text(_SETTLE.format(also=""))
-# By itself it waits for no disk: what a crash takes away expires.
-_SETTLE_AT_ONCE = text(_SETTLE.format(also=", set_config('synchronous_commit', 'off', true)"))
+)
 _USAGE = text(
     f"""
     SELECT {_SUMS} FROM quota_charge
@@ -190,15 +203,24 @@ async def delete_charges_of_worker(session: WriteSession, worker: str, before: d
 
 
 async def delete_settled_charges(
-    session: WriteSession, worker: str, charge_ids: Sequence[str]
+    session: WriteSession, worker: str, charges: Sequence[tuple[str, str]]
 ) -> int:
-    """Delete charges for a worker that have no end, over all tenants; how many there were."""
-    which = {"worker": worker, "charge_ids": list(charge_ids)}
+    """Delete charges for payloads of a worker, each (tenant, charge id), that have no end; how many
+    there were.
+    """
+    which = {
+        "worker": worker,
+        "of_tenants": [tenant for tenant, _ in charges],
+        "charge_ids": [charge_id for _, charge_id in charges],
+    }
     return await _delete_over_tenants(session, _LOCK_SETTLED, _DELETE_SETTLED, which)
 
 
-async def repeat_charge(session: WriteSession, new: NewCharge) -> bool:
-    """Extend a charge of a locked tenant that was made before; False when there is none."""
+async def repeat_charge(session: WriteSession, new: NewCharge) -> int | None:
+    """Extend a charge of a locked tenant that was made before; the bytes that it is for.
+
+    None when there is none.
+    """
     result = await session.execute(
         _REPEAT_CHARGE,
         {
@@ -210,7 +232,23 @@ async def repeat_charge(session: WriteSession, new: NewCharge) -> bool:
             "expires_at": new.expires_at,
         },
     )
-    return result.one_or_none() is not None
+    charged_bytes: int | None = result.scalar_one_or_none()
+    return charged_bytes
+
+
+async def charged_bytes_of(session: ReadSession, tenant: str, charge_id: str) -> int | None:
+    """For how many bytes a payload is charged; None when it is not."""
+    where = {"tenant": tenant, "charge_id": charge_id}
+    found: int | None = await session.scalar(_CHARGED_BYTES, where)
+    return found
+
+
+async def resize_charge(
+    session: WriteSession, tenant: str, charge_id: str, payload_bytes: int
+) -> None:
+    """The payload of this charge of a locked tenant is as long as that now."""
+    where = {"tenant": tenant, "charge_id": charge_id}
+    await session.execute(_RESIZE_CHARGE, where | {"payload_bytes": payload_bytes})
 
 
 async def add_charge(session: WriteSession, new: NewCharge) -> None:
@@ -230,20 +268,6 @@ async def add_charge(session: WriteSession, new: NewCharge) -> None:
     )
 
 
-async def settle_movement(
-    session: WriteSession,
-    tenant: str,
-    *,
-    transfer_id: str,
-    payload_id: str,
-    now: datetime,
-    expires_at: datetime | None,
-) -> bool:
-    """Give the transfer's charge back and keep the payload's; False when that is gone already."""
-    values = _settled(tenant, transfer_id, payload_id, now, expires_at)
-    return bool((await session.execute(_SETTLE_MOVEMENT, values)).scalar_one())
-
-
 async def settle_at_once(
     session: SingleSession,
     tenant: str,
@@ -253,21 +277,18 @@ async def settle_at_once(
     now: datetime,
     expires_at: datetime | None,
 ) -> bool:
-    """As `settle_movement`, as a transaction by itself."""
-    values = _settled(tenant, transfer_id, payload_id, now, expires_at)
-    return bool((await session.execute(_SETTLE_AT_ONCE, values)).scalar_one())
+    """Give a transfer's charge back and keep the payload's as it is, without waiting for the disk.
 
-
-def _settled(
-    tenant: str, transfer_id: str, payload_id: str, now: datetime, expires_at: datetime | None
-) -> dict[str, Any]:
-    return {
+    False when the payload's is gone already.
+    """
+    values = {
         "tenant": tenant,
         "transfer_id": transfer_id,
         "payload_id": payload_id,
         "now": now,
         "expires_at": expires_at,
     }
+    return bool((await session.execute(_SETTLE_AT_ONCE, values)).scalar_one())
 
 
 async def usage_of(session: ReadSession, tenant: str, now: datetime) -> QuotaUsage:

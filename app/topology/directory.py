@@ -20,7 +20,7 @@ from app.contract.enums import TierKind, TransferBackend
 from app.db.session import Database
 from app.errors import NexusError
 from app.topology.repository import StoredWorker, workers_changed_since
-from app.transfer.wire import Heartbeat, WorkerLoad
+from app.transfer.wire import GonePayload, Heartbeat, WorkerLoad
 
 WorkerStatus = Literal["unknown", "available", "unavailable"]
 
@@ -66,8 +66,8 @@ class _Known:
     heard_us: int
     heartbeat_us: int = -1
     available: bool = True
-    # Payload id -> wall time at which it was reported gone, oldest first.
-    gone: dict[str, int] = field(default_factory=dict)
+    # Tenant and payload id -> wall time at which it was reported gone, oldest first.
+    gone: dict[tuple[str, str], int] = field(default_factory=dict)
 
 
 class WorkerDirectory:
@@ -100,20 +100,21 @@ class WorkerDirectory:
         """Returns once the first poll has succeeded, however long that takes."""
         await self._loaded.wait()
 
-    def status(self, name: str, registered_us: int, payload_id: str | None = None) -> WorkerStatus:
-        """What became of a state in the memory of worker `name`, registered at that wall time.
+    def status(self, name: str, registered_us: int, tenant: str, payload_id: str) -> WorkerStatus:
+        """What became of a tenant's state in the memory of worker `name`, registered at that wall
+        time.
 
         `unknown`: no worker has ever had the name here. `unavailable`: it is silent, or this
-        process of it began after the state was registered, or it has since reported the payload
-        gone. Costs a few dict look-ups and reads no clock.
+        process of it began after the state was registered, or it has since reported this tenant's
+        payload gone. Costs a few dict look-ups and reads no clock.
         """
         known = self._known.get(name)
         if known is None:
             return "unknown"
         if not known.available or registered_us < known.instance_since_us:
             return "unavailable"
-        if known.gone and payload_id is not None:
-            gone_us = known.gone.get(payload_id)
+        if known.gone:
+            gone_us = known.gone.get((tenant, payload_id))
             if gone_us is not None and registered_us <= gone_us:
                 return "unavailable"
         return "available"
@@ -176,15 +177,16 @@ class WorkerDirectory:
         known.seen_us, known.heard_us = self._watch_us, self._clock.monotonic_us()
         known.available = True
 
-    def note_gone(self, name: str, payload_ids: Iterable[str]) -> None:
+    def note_gone(self, name: str, payloads: Iterable[GonePayload]) -> None:
         """Payloads that the worker no longer holds; of very many the oldest are forgotten."""
         known = self._known.get(name)
         if known is None:
             return
         now_us = self._clock.now_us()
-        for payload_id in payload_ids:
-            known.gone.pop(payload_id, None)
-            known.gone[payload_id] = now_us
+        for payload in payloads:
+            key = (payload.tenant, payload.payload_id)
+            known.gone.pop(key, None)
+            known.gone[key] = now_us
         while len(known.gone) > MAX_GONE_PAYLOADS:
             del known.gone[next(iter(known.gone))]
 

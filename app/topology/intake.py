@@ -16,10 +16,10 @@ from app.settings import DEFAULT_WORKER_LOST_S
 from app.topology.directory import WorkerDirectory
 from app.topology.hosts import HostAllowList, check_host
 from app.topology.repository import WorkerWrite, worker_claim, worker_forget
-from app.transfer.wire import Heartbeat, HeartbeatAnswer, SinkEvent
+from app.transfer.wire import GonePayload, Heartbeat, HeartbeatAnswer, SinkEvent
 
 OnSinkEvent = Callable[[str, SinkEvent], Awaitable[None]]
-OnGone = Callable[[str, tuple[str, ...]], Awaitable[None]]
+OnGone = Callable[[str, tuple[GonePayload, ...]], Awaitable[None]]
 OnNewInstance = Callable[[str, datetime], Awaitable[None]]
 
 MAX_WORKERS: Final = 1_000
@@ -218,6 +218,8 @@ class WorkerIntake:
                 for event in events:
                     try:
                         await self._on_sink_event(name, event)
+                    except NexusError as error:
+                        log.info("sink_event_later", worker=name, cause=error.code.value)
                     except Exception:
                         # One that cannot be taken must not hold up those behind it.
                         log.exception("sink_event_not_taken", worker=name, event_id=event.event_id)

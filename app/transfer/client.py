@@ -37,7 +37,8 @@ OPERATIONS: Final[tuple[Operation, ...]] = (
 )  # fmt: skip
 OK: Final = "ok"
 
-# The worker ends a transfer this much before we stop waiting for it, so that we hear how.
+# The worker ends a transfer this much before we stop waiting for it, so that we hear how. It has
+# half of that to answer: it may need a moment to end.
 _MARGIN_RATIO: Final = 0.1
 _MAX_MARGIN_S: Final = 0.5
 _MAX_WIRE_S: Final = 600.0
@@ -220,11 +221,13 @@ class WorkerClient:
         self, worker: str, order: NewTransfer, tenant: str, deadline_s: float
     ) -> NewTransfer:
         margin_s = min(_MAX_MARGIN_S, _MARGIN_RATIO * deadline_s)
-        wire_s = min(_MAX_WIRE_S, deadline_s - margin_s)
+        wait_s = min(_MAX_WIRE_S, deadline_s - margin_s / 2)
         source = order.source
         if source.worker != worker:
             source = self._reachable(worker, order, tenant, deadline_s)
-        return msgspec.structs.replace(order, source=source, wait_s=wire_s, deadline_s=wire_s)
+        return msgspec.structs.replace(
+            order, source=source, wait_s=wait_s, deadline_s=wait_s - margin_s / 2
+        )
 
     def _reachable(
         self, worker: str, order: NewTransfer, tenant: str, deadline_s: float

@@ -12,17 +12,14 @@ from typing import Final, cast
 
 import aiohttp
 import httpx
-from aiohttp.http_exceptions import HttpProcessingError
-from httpx_aiohttp import AiohttpTransport
 
+from app.transfer.connections import is_no_http, worker_transport
 from app.transfer.faults import WorkerCallError, WorkerFault
 
 ORDERS: Final = "/v1/transfers"
 MAX_ANSWER_BYTES: Final = 64 * 1024
 _UNAUTHORIZED: Final = frozenset({401, 403})
 _OVERLOADED: Final = frozenset({429, 503})
-# The same exceptions stand for what is no HTTP and for an end before the end of the answer.
-_ENDED_EARLY: Final = "Not enough data"
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,7 +107,9 @@ class Lane:
         self._base = httpx.URL(url)
         # Most calls go there, and putting a URL together costs a tenth of a call.
         self._orders = self._base.copy_with(raw_path=ORDERS.encode())
-        self._transport = _transport(limits, context)
+        self._transport = worker_transport(
+            context, connections=limits.in_flight + limits.urgent, idle_s=limits.idle_s
+        )
         self._places = _Places(limits.in_flight, limits.waiting, limits.wait_s)
         self._urgent = _Places(limits.urgent, limits.urgent, limits.wait_s)
         self._retries = float(limits.retry_burst)
@@ -188,37 +187,10 @@ class Lane:
                 body = await _body(response)
             finally:
                 await response.aclose()
-        except (httpx.TransportError, aiohttp.ClientError, OSError) as error:
-            kind = WorkerFault.GARBAGE if _is_garbage(error) else WorkerFault.UNREACHABLE
+        except (httpx.TransportError, aiohttp.ClientError, OSError, UnicodeError) as error:
+            kind = WorkerFault.GARBAGE if is_no_http(error) else WorkerFault.UNREACHABLE
             raise WorkerCallError(kind, _cause(error)) from error
         return _judged(response.status_code, body)
-
-
-def _transport(limits: LaneLimits, context: ssl.SSLContext) -> httpx.AsyncBaseTransport:
-    """Connections for as many calls as there are places.
-
-    The transport alone: no cookies are kept, no redirect is followed, no proxy is used. It is
-    aiohttp's, whose parser is compiled: an exchange takes less than half of httpcore's CPU.
-    """
-    connector = aiohttp.TCPConnector(
-        limit=limits.in_flight + limits.urgent, keepalive_timeout=limits.idle_s, ssl=context
-    )
-    session = aiohttp.ClientSession(
-        connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        auto_decompress=False,
-        trust_env=False,
-    )
-    return AiohttpTransport(verify=context, trust_env=False, client=session)
-
-
-def _is_garbage(error: BaseException | None) -> bool:
-    """Whether the worker answered, and not in HTTP; a connection that ended early is no answer."""
-    while error is not None:
-        if isinstance(error, (aiohttp.ClientResponseError, HttpProcessingError)):
-            return _ENDED_EARLY not in str(error)
-        error = error.__cause__
-    return False
 
 
 async def _body(response: httpx.Response) -> bytes:

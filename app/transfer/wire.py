@@ -183,6 +183,16 @@ class SinkEvent(Struct, frozen=True, forbid_unknown_fields=True):
     reason: Detail | None = None
 
 
+class GonePayload(Struct, frozen=True, forbid_unknown_fields=True):
+    """A payload that a tenant had on a worker and has there no more: evicted or deleted.
+
+    Another tenant's of the same id is another payload.
+    """
+
+    tenant: ScopeName
+    payload_id: PayloadId
+
+
 class WorkerLoad(Struct, frozen=True, forbid_unknown_fields=True):
     """What a worker holds and does now."""
 
@@ -208,8 +218,8 @@ class Heartbeat(Struct, frozen=True, forbid_unknown_fields=True):
     tiers: Annotated[tuple[TierKind, ...], Meta(max_length=16)]
     load: WorkerLoad
     events: Annotated[tuple[SinkEvent, ...], Meta(max_length=1_000)] = ()
-    # Payloads that this instance no longer holds: evicted or deleted.
-    gone_payloads: Annotated[tuple[PayloadId, ...], Meta(max_length=1_000)] = ()
+    # What this instance no longer holds.
+    gone_payloads: Annotated[tuple[GonePayload, ...], Meta(max_length=1_000)] = ()
 
 
 class HeartbeatAnswer(Struct, frozen=True):

@@ -7,6 +7,11 @@ from app.clock import Clock
 from app.errors import ErrorCode, NexusError
 from app.transfer.tokens import Direction, Grant, TokenKeys, require
 
+# What a worker's callers show is no API key.
+TITLES: Final = {
+    ErrorCode.UNAUTHORIZED: "A valid worker token is required",
+    ErrorCode.FORBIDDEN: "The worker token is for something else",
+}
 _BEARER: Final = b"bearer "
 
 

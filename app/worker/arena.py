@@ -50,6 +50,15 @@ def memory_available_bytes() -> int:
     return available_bytes
 
 
+def check_memory(capacity_bytes: int) -> None:
+    """Raises ArenaError when the machine has less than this left."""
+    available_bytes = memory_available_bytes()
+    if capacity_bytes > available_bytes:
+        raise ArenaError(
+            f"cannot take {capacity_bytes} bytes of memory: {available_bytes} are available"
+        )
+
+
 def whole_pages(payload_bytes: int) -> int:
     return -(-payload_bytes // PAGE_BYTES) * PAGE_BYTES
 
@@ -120,11 +129,7 @@ class Arena:
         if capacity_bytes < PAGE_BYTES:
             raise ArenaError(f"the arena needs at least one page of {PAGE_BYTES} bytes")
         # The kernel would not refuse: it would end whatever process it chose.
-        available_bytes = memory_available_bytes()
-        if capacity_bytes > available_bytes:
-            raise ArenaError(
-                f"cannot take {capacity_bytes} bytes of memory: {available_bytes} are available"
-            )
+        check_memory(capacity_bytes)
         self.capacity_bytes = capacity_bytes // PAGE_BYTES * PAGE_BYTES
         self.lock = threading.RLock()
         self.fd = os.memfd_create("nexuskv-arena", os.MFD_CLOEXEC)

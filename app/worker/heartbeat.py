@@ -31,7 +31,49 @@ _LOUD_EVERY: Final = 30
 _LEAST_PERIOD_S: Final = 0.1
 _MOST_PERIOD_S: Final = 10.0
 
+# Of what an API, or whoever answers in its place, says of a refusal.
+_MAX_DETAIL_CHARS: Final = 500
+_ADVICE: Final = {
+    "unauthorized": "do the API and this worker have the same NEXUSKV_WORKER_SECRET?",
+    "worker_host_not_allowed": "set NEXUSKV_WORKER_HOSTS of the API",
+    "worker_name_taken": "is another worker of this --node running?",
+    "workers_not_configured": "set NEXUSKV_WORKER_SECRET of the API",
+}
+
 _log = structlog.get_logger("nexuskv.worker.heartbeat")
+
+
+class _Problem(msgspec.Struct):
+    """The part of a problem document that says why."""
+
+    code: str
+    detail: str
+
+
+class _RefusedError(Exception):
+    """The API did not take a heartbeat; the text says why and what may help."""
+
+    def __init__(self, answer: httpx.Response) -> None:
+        self.status = answer.status_code
+        self.code: str | None = None
+        said = answer.reason_phrase
+        try:
+            problem = msgspec.json.decode(answer.content, type=_Problem)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            pass
+        else:
+            self.code = problem.code[:_MAX_DETAIL_CHARS]
+            said = f"{self.code}: {problem.detail[:_MAX_DETAIL_CHARS]}"
+            if advice := _ADVICE.get(self.code):
+                said = f"{said} ({advice})"
+        super().__init__(f"the API answered {self.status} {said}")
+
+
+def _taken(answer: httpx.Response) -> HeartbeatAnswer:
+    """Raises _RefusedError, msgspec.DecodeError."""
+    if not answer.is_success:
+        raise _RefusedError(answer)
+    return msgspec.json.decode(answer.content, type=HeartbeatAnswer)
 
 
 class Heartbeats:
@@ -106,15 +148,15 @@ class Heartbeats:
                         "content-type": "application/json",
                     },
                 )
-            answer.raise_for_status()
-            taken = msgspec.json.decode(answer.content, type=HeartbeatAnswer)
-        except (httpx.HTTPError, TimeoutError, msgspec.DecodeError) as error:
+            taken = _taken(answer)
+        except (httpx.HTTPError, TimeoutError, msgspec.DecodeError, _RefusedError) as error:
             self.failed += 1
             self._in_a_row += 1
             write = _log.warning if self._is_news(error) else _log.info
             write(
                 "heartbeat_failed",
                 reason=str(error) or type(error).__name__,
+                code=error.code if isinstance(error, _RefusedError) else None,
                 in_a_row=self._in_a_row,
             )
             return None
@@ -140,7 +182,7 @@ class Heartbeats:
 
     def _is_news(self, error: Exception) -> bool:
         """Whether somebody should look: the API refuses this worker, or is away for a while."""
-        if isinstance(error, httpx.HTTPStatusError) and error.response.status_code < 500:
+        if isinstance(error, _RefusedError) and error.status < 500:
             return True
         loud = self._in_a_row == _LOUD_AFTER or self._in_a_row % _LOUD_EVERY == 0
         return loud and not self.stopping

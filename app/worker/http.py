@@ -16,11 +16,11 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from app.clock import Clock, IdSource
 from app.contract.findings import Shape
 from app.http_limits import BodyLimitMiddleware
-from app.problem import install_handlers
+from app.problem import TITLES_KEY, install_handlers
 from app.request_context import RequestContextMiddleware
 from app.transfer.tokens import Direction, require
 from app.transfer.wire import FinishSink, NewSink
-from app.worker.access import Access
+from app.worker.access import TITLES, Access
 from app.worker.metrics import WorkerMetrics
 from app.worker.openapi import worker_document
 from app.worker.orders import MAX_BODY_BYTES, ORDERS, Orders
@@ -70,6 +70,7 @@ class WorkerApp:
         self.routes = routes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        scope[TITLES_KEY] = TITLES
         await self._app(scope, receive, send)
 
 

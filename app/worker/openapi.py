@@ -17,6 +17,7 @@ from app.transfer.wire import (
     SinkFacts,
     TransferFacts,
 )
+from app.worker.access import TITLES
 from app.worker.operations import (
     BOUND_TO,
     BYTES,
@@ -141,7 +142,7 @@ def _body(body: type[msgspec.Struct] | str) -> dict[str, Any]:
 
 
 def _responses(operation: Operation) -> dict[str, Any]:
-    errors = problem_responses(*errors_of(operation))
+    errors = problem_responses(*errors_of(operation), titles=TITLES)
     found: dict[str, Any] = {}
     for status, response in errors.items():
         more = {"content-range"} if status == 416 else set()

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 import structlog
 
-from app.transfer.wire import SinkEvent
+from app.transfer.wire import GonePayload, SinkEvent
 
 MAX_EVENTS: Final = 10_000
 MAX_GONE: Final = 20_000
@@ -24,7 +24,7 @@ class News(NamedTuple):
     """What one heartbeat tells."""
 
     events: tuple[SinkEvent, ...]
-    gone_payloads: tuple[str, ...]
+    gone_payloads: tuple[GonePayload, ...]
 
 
 class Outbox:
@@ -38,7 +38,8 @@ class Outbox:
         self._max_gone = max_gone
         # Insertion order is the order of sending.
         self._events: dict[str, SinkEvent] = {}
-        self._gone: dict[str, None] = {}
+        # By tenant and id; each report is an object of its own.
+        self._gone: dict[tuple[str, str], GonePayload] = {}
 
     @property
     def pending(self) -> int:
@@ -52,29 +53,33 @@ class Outbox:
         self._events[event.event_id] = event
         self.wake.set()
 
-    def gone(self, payload_id: str) -> None:
-        if payload_id in self._gone:
+    def gone(self, tenant: str, payload_id: str) -> None:
+        key = (tenant, payload_id)
+        if key in self._gone:
             return
         if len(self._gone) >= self._max_gone:
             self.dropped_gone += 1
-            _log.error("gone_payload_not_reported", payload_id=payload_id)
+            _log.error("gone_payload_not_reported", tenant=tenant, payload_id=payload_id)
             return
-        self._gone[payload_id] = None
+        self._gone[key] = GonePayload(tenant, payload_id)
 
-    def kept(self, payload_id: str) -> None:
-        """The payload is back before anyone heard that it was gone."""
-        self._gone.pop(payload_id, None)
+    def kept(self, tenant: str, payload_id: str) -> None:
+        """The payload is there again: whatever was not told yet is not true any more."""
+        self._gone.pop((tenant, payload_id), None)
 
     def news(self) -> News:
         """The oldest news; they stay until `taken`."""
-        return News(tuple(self._events.values())[:BATCH], tuple(self._gone)[:BATCH])
+        return News(tuple(self._events.values())[:BATCH], tuple(self._gone.values())[:BATCH])
 
-    def taken(self, event_ids: Iterable[str], gone_payloads: Iterable[str]) -> None:
-        """The API has these."""
+    def taken(self, event_ids: Iterable[str], gone_payloads: Iterable[GonePayload]) -> None:
+        """The API has these: ids of events, and the very reports that `news` gave out."""
         for event_id in event_ids:
             self._events.pop(event_id, None)
-        for payload_id in gone_payloads:
-            self._gone.pop(payload_id, None)
+        for report in gone_payloads:
+            key = (report.tenant, report.payload_id)
+            # One that came back and went again meanwhile is another report: it is still to be told.
+            if self._gone.get(key) is report:
+                del self._gone[key]
         self.wake.clear()
         if len(self._events) >= BATCH or len(self._gone) >= BATCH:
             self.wake.set()

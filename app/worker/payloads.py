@@ -52,14 +52,18 @@ class PinnedPayload:
 
 
 class Payloads:
-    """The payloads of one arena. `on_gone` is told the id of each that no tenant has any more."""
+    """The payloads of one arena.
+
+    `on_gone` is told tenant and id of each that was evicted or deleted, `on_kept` of each that is
+    there (again).
+    """
 
     def __init__(
         self,
         arena: Arena,
         *,
-        on_gone: Callable[[str], None],
-        on_kept: Callable[[str], None],
+        on_gone: Callable[[str, str], None],
+        on_kept: Callable[[str, str], None],
         max_payloads: int = MAX_PAYLOADS,
     ) -> None:
         self.arena = arena
@@ -69,7 +73,6 @@ class Payloads:
         self._max_payloads = max_payloads
         # Least recently used first.
         self._held: OrderedDict[Key, _Payload] = OrderedDict()
-        self._tenants_with: dict[str, int] = {}
         self._touches = 0
 
     def __len__(self) -> int:
@@ -113,8 +116,7 @@ class Payloads:
                 self._drop(found)
             self._touches += 1
             self._held[key] = _Payload(key, block, checksum, self._touches)
-            self._tenants_with[payload_id] = self._tenants_with.get(payload_id, 0) + 1
-        self._on_kept(payload_id)
+        self._on_kept(tenant, payload_id)
         return found is None
 
     def facts(self, tenant: str, payload_id: str) -> PayloadFacts:
@@ -141,7 +143,7 @@ class Payloads:
             found = self._find(tenant, payload_id)
             facts = found.facts()
             self._drop(found)
-        self._tell_if_gone(payload_id)
+        self._on_gone(tenant, payload_id)
         return facts
 
     def _find(self, tenant: str, payload_id: str) -> _Payload:
@@ -157,21 +159,12 @@ class Payloads:
 
     def _drop(self, payload: _Payload) -> None:
         del self._held[payload.key]
-        payload_id = payload.key[1]
-        self._tenants_with[payload_id] -= 1
-        if not self._tenants_with[payload_id]:
-            del self._tenants_with[payload_id]
         self.arena.retire(payload.block)
 
     def _evict(self, payload: _Payload) -> None:
         self.evictions += 1
         self._drop(payload)
-        self._tell_if_gone(payload.key[1])
-
-    def _tell_if_gone(self, payload_id: str) -> None:
-        """The report names no tenant: it must be true for all of them."""
-        if payload_id not in self._tenants_with:
-            self._on_gone(payload_id)
+        self._on_gone(*payload.key)
 
     def _oldest_unpinned(self) -> _Payload:
         for payload in self._held.values():

@@ -60,6 +60,8 @@ class Sink:
     decision_id: str | None = None
     checksum: str | None = None
     finished_us: int = 0
+    # What was told of its end.
+    told: SinkEvent | None = None
     # While it is filling: stops the transfer that fills it.
     stop: Callable[[], None] | None = None
 
@@ -197,6 +199,12 @@ class Sinks:
         self._finish(sink, state, order.reason)
         return sink.facts()
 
+    def tell_again(self, tenant: str, sink_id: str) -> None:
+        """Tell of a finished sink's end once more: whoever asks for it anew may not have heard."""
+        sink = self._finished.get((tenant, sink_id))
+        if sink is not None and sink.told is not None:
+            self._emit(sink.told)
+
     def sweep(self) -> None:
         """Expire what nobody came for, and forget what was finished long ago."""
         now_us = self._clock.now_us()
@@ -285,19 +293,18 @@ class Sinks:
         self._arena.retire(sink.block)
         if stop is not None:
             stop()
-        self._emit(
-            SinkEvent(
-                event_id=str(self._ids.uuid7()),
-                sink_id=sink.sink_id,
-                tenant=sink.tenant,
-                state=state,
-                at_us=sink.finished_us,
-                payload_bytes=sink.spec.payload_bytes,
-                session_id=sink.session_id,
-                decision_id=sink.decision_id,
-                reason=reason,
-            )
+        sink.told = SinkEvent(
+            event_id=str(self._ids.uuid7()),
+            sink_id=sink.sink_id,
+            tenant=sink.tenant,
+            state=state,
+            at_us=sink.finished_us,
+            payload_bytes=sink.spec.payload_bytes,
+            session_id=sink.session_id,
+            decision_id=sink.decision_id,
+            reason=reason,
         )
+        self._emit(sink.told)
 
     def _is_stale(self, sink: Sink) -> bool:
         spec = sink.spec

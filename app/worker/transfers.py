@@ -196,8 +196,12 @@ class Transfers:
             sink = self._sinks.facts(tenant, facts.target_sink_id or "")
         except NexusError:
             return False
-        taken = sink.state in (SinkState.COMPLETE, SinkState.CONSUMED)
-        return taken and sink.session_id == facts.session_id
+        if sink.session_id != facts.session_id:
+            return False
+        if sink.state is SinkState.CONSUMED:
+            # The receipt for it was lost, and with it perhaps what the runtime said.
+            self._sinks.tell_again(tenant, sink.sink_id)
+        return sink.state in (SinkState.COMPLETE, SinkState.CONSUMED)
 
     def _target(self, tenant: str, order: NewTransfer, session: _Session) -> Target:
         if order.backend not in BACKENDS:

@@ -5,6 +5,7 @@ python3 docs/tour/tour.py [URL] [API_KEY]
 
 import json
 import sys
+import time
 import urllib.error
 import urllib.request
 from email.message import Message
@@ -13,16 +14,24 @@ from pathlib import Path
 URL = sys.argv[1] if len(sys.argv) > 1 else "http://127.0.0.1:9099"
 KEY = sys.argv[2] if len(sys.argv) > 2 else None
 BRIDGE = "locus.nexuskv-bridge.v1"
+HISTORY_WAIT_S = 15
 
 
-def call(method: str, path: str, body: dict | None = None) -> tuple[dict, Message]:
+def call(
+    method: str, path: str, body: dict | None = None, allow: tuple[int, ...] = ()
+) -> tuple[dict, Message]:
     """The decoded answer of the API and its headers."""
     data = json.dumps(body).encode() if body is not None else None
-    return send(method, URL + path, KEY, data, "application/json")
+    return send(method, URL + path, KEY, data, "application/json", allow)
 
 
 def send(
-    method: str, url: str, key: str | None, data: bytes | None, content_type: str
+    method: str,
+    url: str,
+    key: str | None,
+    data: bytes | None,
+    content_type: str,
+    allow: tuple[int, ...] = (),
 ) -> tuple[dict, Message]:
     headers = {"content-type": content_type}
     if key:
@@ -32,6 +41,8 @@ def send(
         with urllib.request.urlopen(request, timeout=10) as answer:
             return json.loads(answer.read() or b"{}"), answer.headers
     except urllib.error.HTTPError as error:
+        if error.code in allow:
+            return json.loads(error.read()), error.headers
         sys.exit(f"{url} answered {error.code}: {error.read().decode()}")
     except urllib.error.URLError as error:
         sys.exit(f"No NexusKV at {url} ({error.reason}). Start it with `make up`.")
@@ -120,12 +131,13 @@ show(
 
 decision_id = headers["X-NexusKV-Decision-Id"]
 show("5. The history: one decision for each answer, chained", tenant=identity["tenant"])
-while True:
-    history, _ = call("GET", f"/v1/decisions?tenant={identity['tenant']}&page_size=3")
-    # Decisions are stored in batches, a fraction of a second behind the answers.
-    if history["items"] and history["items"][0]["decision_id"] == decision_id:
-        break
-for item in reversed(history["items"]):
+deadline_s = time.monotonic() + HISTORY_WAIT_S
+# Decisions are stored in batches, a fraction of a second behind the answers.
+while "chain" not in (history := call("GET", f"/v1/decisions/{decision_id}", allow=(404,))[0]):
+    if time.monotonic() > deadline_s:
+        sys.exit(f"The history has no decision {decision_id} after {HISTORY_WAIT_S} s: {history}")
+    time.sleep(0.1)
+for item in history["chain"]:
     print(f"  {item['kind']:<12} {item['outcome']:<13} {' > '.join(item['path'])}")
 
 WORKER, PAYLOAD, COPY = "local", "tour-prompt", "tour-copy"

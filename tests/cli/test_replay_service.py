@@ -9,6 +9,7 @@ from typer.testing import CliRunner
 
 from app.cli.replay import replay_command
 from app.cli.trace import trace_app
+from app.control.keys import Scope
 
 REQUESTS = 80
 BLOCK_TOKENS = 16
@@ -94,6 +95,14 @@ def test_a_wrong_key_ends_the_run_at_once(service, trace, tmp_path):
     assert figures["requests"] == 1
     assert figures["error_codes"] == {"unauthorized": 1}
     assert "line 1: unauthorized" in result.stderr
+    assert "--key-file" in result.stderr
+
+
+def test_a_key_of_another_tenant_is_told_which(service, trace, tmp_path):
+    key = service.key(Scope.ADMIN, tenants=("acme",))
+    figures, result = replay(service, trace, tmp_path, key=key, expected=1)
+    assert figures["error_codes"] == {"tenant_forbidden": 1}
+    assert "the states are those of tenant replay; --tenant names one" in result.stderr
 
 
 def test_an_unknown_type_is_reported_for_every_request(service, trace, tmp_path):

@@ -6,7 +6,9 @@ import sys
 from pathlib import Path
 
 import pytest
+import typer
 
+from app.cli import cli
 from app.errors import ERROR_RULES
 from tests.fixtures.service import ServiceProcess
 from tests.process.waiting import until
@@ -42,6 +44,31 @@ def test_every_documented_variable_is_read():
     assert variables
     assert {name for name in variables if name not in sources} == set()
     assert set(re.findall(r'"(NEXUSKV_\w+)"', sources)) - variables == set()
+
+
+def test_every_variable_of_an_option_is_documented_with_its_commands():
+    declared = {}
+    for path, command in leaves(typer.main.get_command(cli)):
+        for parameter in command.params:
+            given = parameter.envvar or []
+            for variable in [given] if isinstance(given, str) else given:
+                declared.setdefault(variable, set()).add(path[0])
+    text = (ROOT / "docs" / "configuration.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `(NEXUSKV_\w+)` \| ([^|]+) \|", text, re.MULTILINE)
+    documented = {name: set(commands.strip().split(", ")) for name, commands in rows}
+    assert {name: documented[name] for name in declared} == declared
+    every = {path[0] for path, _ in leaves(typer.main.get_command(cli))}
+    for name, commands in documented.items():
+        assert commands <= every | {"all", "tests"}, name
+
+
+def leaves(group, *path):
+    for name, command in group.commands.items():
+        # Not every version of typer makes its groups from click's own class.
+        if hasattr(command, "commands"):
+            yield from leaves(command, *path, name)
+        else:
+            yield (*path, name), command
 
 
 @pytest.fixture

@@ -110,7 +110,7 @@ async def test_what_a_lost_worker_held_is_charged_to_nobody(lost: Lost) -> None:
         "payload_bytes": len(DATA),
         "session_id": f"{'0' * 32}.{'0' * 32}",
     }
-    await lost.beat(gone_payloads=["copy"], events=[event])
+    await lost.beat(gone_payloads=[{"tenant": TENANT, "payload_id": "copy"}], events=[event])
     assert await lost.charged() == ONE
 
 

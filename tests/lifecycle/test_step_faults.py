@@ -222,7 +222,8 @@ class Prefetching(Case):
 
     async def give_up(self) -> None:
         assert self.target.delete("copy").status_code == 200
-        await beat(self.process, self.target, gone_payloads=["copy"])
+        gone = {"tenant": self.tenant, "payload_id": "copy"}
+        await beat(self.process, self.target, gone_payloads=[gone])
 
 
 @pytest.mark.parametrize("kind", [Materializing, Prefetching])

@@ -1,6 +1,8 @@
 """`nexuskv policy`, as a person types it, against a running service."""
 
 import json
+import re
+import shlex
 import socket
 import threading
 from collections.abc import Callable, Iterator
@@ -27,6 +29,12 @@ def invoke(*arguments: str, env: dict[str, str] | None = None, stdin: str | None
     return CliRunner().invoke(
         policy_app, list(arguments), env=clean | terminal | (env or {}), input=stdin
     )
+
+
+def column(table: str, number: int) -> list[str]:
+    """What the lines of a printed table say in one column."""
+    rows = [line.split("│") for line in table.splitlines() if "│" in line]
+    return [row[number + 1].strip() for row in rows]
 
 
 @pytest.fixture
@@ -74,6 +82,10 @@ def test_validation_needs_no_service(write) -> None:
         "/allowed_source_tiers/0",
         "/surprise",
     ]
+    narrow = invoke("validate", wrong, env={"COLUMNS": "50"})
+    pointers = "".join(column(narrow.stderr, 0))
+    assert "/allowed_source_tiers/0" in pointers
+    assert "…" not in narrow.stderr
     assert json.loads(invoke("validate", "-", "--json", stdin=text()).stdout)["valid"]
 
 
@@ -93,9 +105,27 @@ def test_a_rollout_and_its_roll_back(policy: Run, write) -> None:
     active = next(line for line in listed.stdout.splitlines() if "yes" in line)
     assert str(number + 1) in active
     assert "more entries" in active
+    narrow = policy("list", env={"COLUMNS": "60"}).stdout
+    sha256 = load_policy(text(102)).content_sha256
+    assert sha256[:16] in column(narrow, 2)
+    assert "…" not in narrow
     assert policy("activate", str(number)).exit_code == 0
     items = json.loads(policy("list", "--json").stdout)["items"]
     assert [item["number"] for item in items if item["active"]] == [number]
+
+
+def test_the_policies_of_the_readme_and_the_way_back(policy: Run, monkeypatch) -> None:
+    root = DEFAULT.parents[1]
+    monkeypatch.chdir(root)
+    readme = (root / "README.md").read_text(encoding="utf-8")
+    typed = re.findall(r"^\.venv/bin/nexuskv policy (push .*)$", readme, re.MULTILINE)
+    assert len(typed) == 2
+    for line in typed:
+        done = policy(*shlex.split(line, comments=True))
+        assert done.exit_code == 0, done.output
+    in_force = json.loads(policy("active", "--json").stdout)
+    default = load_policy(DEFAULT.read_bytes()).content_sha256
+    assert in_force["label"].endswith(f":sha256:{default[:16]}")
 
 
 def test_what_is_shown_is_a_policy_again(policy: Run, write) -> None:
@@ -128,6 +158,8 @@ def test_keys(policy: Run, policy_service: ServiceProcess, tmp_path: Path) -> No
     without = policy("list", env={"NEXUSKV_KEY": ""})
     assert without.exit_code == 1
     assert "401" in without.stderr
+    for way in ("--key,", "--key-file", "NEXUSKV_KEY", "admin.key"):
+        assert way in without.stderr
     key_file = tmp_path / "key"
     key_file.write_text(policy_service.key(Scope.POLICIES_READ))
     key_file.chmod(0o600)

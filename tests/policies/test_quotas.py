@@ -18,6 +18,7 @@ from app.quota.charges import (
     release_payloads,
     release_worker,
     settle_in,
+    shrink,
     usage,
 )
 from app.quota.decision import ChargeKind, QuotaLimit, QuotaUsage, QuotaVerdict, decide
@@ -208,6 +209,38 @@ async def test_what_a_new_process_of_a_worker_holds_stays_charged(held, database
     assert await held.release("after")
 
 
+async def test_a_longer_payload_under_the_same_name_is_charged_for_what_is_more(
+    held, database
+) -> None:
+    two = load_policy(quotas("enforced", payload_bytes=2 * KIB))
+    assert (await held.charge("copy", KIB, policy=two)).allowed
+    refused = await held.charge("copy", 3 * KIB, policy=two)
+    assert (refused.allowed, refused.repeated, refused.charged_bytes) == (False, True, KIB)
+    assert refused.exceeded == (QuotaLimit.MAX_PAYLOAD_BYTES,)
+    assert await held.usage() == QuotaUsage(KIB, 1, 0)
+    longer = await held.charge("copy", 2 * KIB, policy=two)
+    assert (longer.allowed, longer.used_payload_bytes) == (True, 2 * KIB)
+    # While a shorter one is on its way both may be there; then it is charged for what it is.
+    assert (await held.charge("copy", 5, policy=two)).used_payload_bytes == 2 * KIB
+
+    async def settled(payload_bytes: int) -> QuotaUsage:
+        async with database.write() as session:
+            await settle_in(
+                session, "acme", transfer_id="none", payload_id="copy",
+                payload_bytes=payload_bytes, worker="node-a", now=NOW, expires_at=None,
+            )  # fmt: skip
+        return await held.usage()
+
+    assert await settled(5) == QuotaUsage(5, 1, 0)
+    # What is held is charged, also beyond the limit.
+    assert await settled(9 * KIB) == QuotaUsage(9 * KIB, 1, 0)
+    async with database.write() as session:
+        await shrink(session, "acme", "copy", KIB)
+        await shrink(session, "acme", "copy", 4 * KIB)
+        await shrink(session, "acme", "none", 0)
+    assert await held.usage() == QuotaUsage(KIB, 1, 0)
+
+
 async def test_what_is_brought_again_to_a_new_process_stays_charged(held, database) -> None:
     """A late report of a loss frees what the old process held, not what was repeated since."""
     since = NOW + timedelta(seconds=10)
@@ -216,7 +249,7 @@ async def test_what_is_brought_again_to_a_new_process_stays_charged(held, databa
     await held.charge("repeated", KIB, worker="node-a", now=since)
     async with database.write() as session:
         await settle_in(
-            session, TEN_ENTRIES, "acme", transfer_id="none", payload_id="settled",
+            session, "acme", transfer_id="none", payload_id="settled",
             payload_bytes=KIB, worker="node-a", now=since, expires_at=None,
         )  # fmt: skip
     async with database.write() as session:
@@ -224,14 +257,15 @@ async def test_what_is_brought_again_to_a_new_process_stays_charged(held, databa
     assert await held.usage() == QuotaUsage(2 * KIB, 2, 0)
 
 
-async def test_payloads_that_are_gone_are_given_back_whoevers_they_are(held, database) -> None:
+async def test_payloads_that_are_gone_are_given_back_to_whom_they_were(held, database) -> None:
     soon = NOW + timedelta(seconds=10)
     for tenant in ("acme", "globex"):
         for charge_id in ("p", "q"):
             await held.charge(charge_id, KIB, tenant=tenant, worker="node-a")
     await held.charge("elsewhere", KIB, worker="node-b")
     await held.charge("on-its-way", KIB, worker="node-a", expires_at=soon)
-    gone = ["p", "elsewhere", "on-its-way", "never-was"]
+    gone = [("acme", name) for name in ("p", "elsewhere", "on-its-way", "never-was")]
+    gone += [("globex", "q"), ("nobody", "p")]
     for released in (2, 0):
         async with database.write() as session:
             assert await release_payloads(session, "node-a", gone) == released

@@ -175,6 +175,27 @@ def test_usage_errors(invoke: Invoke, args) -> None:
     assert "Traceback" not in result.output
 
 
+def test_up_without_the_memory_for_its_worker(invoke: Invoke, tmp_path: Path) -> None:
+    message = refusal(
+        invoke(
+            *("up", "--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "home")),
+            *("--worker-dram-bytes", "9999999999999"),
+        )
+    )
+    assert "--worker-dram-bytes: cannot take 9999999999999 bytes" in message
+    assert not (tmp_path / "home").exists()
+
+
+@pytest.mark.parametrize("command", ["up", "migrate"])
+def test_a_database_that_is_out_of_reach(invoke: Invoke, tmp_path: Path, command) -> None:
+    places = ["--listen", "127.0.0.1:0", "--data-dir", str(tmp_path / "home")]
+    message = refusal(invoke(command, *(places if command == "up" else [])))
+    assert "127.0.0.1:9" in message
+    assert "NEXUSKV_DATABASE_URL" in message
+    assert "--database-url" in message
+    assert "refused" in message or "Connect call failed" in message
+
+
 def test_up_with_secret_files_that_others_may_read(
     invoke: Invoke, tmp_path: Path, database_url
 ) -> None:

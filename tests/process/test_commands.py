@@ -3,6 +3,7 @@
 import os
 import subprocess
 from collections.abc import Iterator
+from importlib.metadata import version
 from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import cast
@@ -50,8 +51,9 @@ def test_help(command, mentions) -> None:
 def commands(group: click.Group, *path: str) -> Iterator[tuple[tuple[str, ...], click.Command]]:
     for name, command in group.commands.items():
         yield (*path, name), command
-        if isinstance(command, click.Group):
-            yield from commands(command, *path, name)
+        # Not every version of typer makes its groups from click's own class.
+        if hasattr(command, "commands"):
+            yield from commands(cast(click.Group, command), *path, name)
 
 
 EVERY = dict(commands(cast(click.Group, typer.main.get_command(cli))))
@@ -83,6 +85,12 @@ def test_every_command_that_asks_the_service_takes_the_same_options(path) -> Non
     assert found["--url"].envvar == ["NEXUSKV_URL", "NEXUSKV_API_URL"]
     assert found["--key"].envvar == ["NEXUSKV_KEY", "NEXUSKV_API_KEY"]
     assert "--key-file" in found
+
+
+def test_the_version() -> None:
+    result = invoke("--version")
+    assert result.exit_code == 0
+    assert result.stdout == f"nexuskv {version('nexuskv')}\n"
 
 
 def test_the_process_itself() -> None:

@@ -42,6 +42,8 @@ def test_the_demos_receipt_is_that_of_the_bytes_in_the_sink(tmp_path: Path) -> N
     ]
     # The steps are told on the side, and nothing stays behind.
     assert "The runtime takes it" in done.stderr
+    # Not a terminal: nothing is wrapped, so that a line can be searched.
+    assert f"value                      {receipt['receipt']['value']}\n" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["content"]
 
 

@@ -9,7 +9,7 @@ from app.db.session import Database
 from app.errors import ErrorCode, NexusError
 from app.topology import intake as intake_module
 from tests.db.rows import noted_statements
-from tests.topology.workers import Replica, instance, make_silent, sink_event
+from tests.topology.workers import Replica, gone, instance, make_silent, sink_event
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
 OTHER = {"url": "http://127.0.0.1:8100", "data_address": "127.0.0.1:8101"}
@@ -166,18 +166,18 @@ async def test_without_anybody_who_takes_them_no_event_is_acknowledged(here):
 async def test_payloads_that_are_gone_are_handed_on_and_a_failure_is_not_hidden(database):
     heard = []
 
-    async def gone(worker, ids):
-        heard.append((worker, ids))
+    async def on_gone(worker, payloads):
+        heard.append((worker, payloads))
         if len(heard) == 1:
             raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "not now")
 
-    replica = Replica(database, on_gone=gone)
+    replica = Replica(database, on_gone=on_gone)
     one = instance()
-    beat = replica.beat("node-a", one, gone_payloads=("p-1",))
+    beat = replica.beat("node-a", one, gone_payloads=gone("p-1"))
     assert await code_of(beat) is ErrorCode.DATABASE_UNAVAILABLE
     assert replica.intake.results["failed"] == 1
-    await replica.beat("node-a", one, gone_payloads=("p-1", "p-2"))
-    assert heard == [("node-a", ("p-1",)), ("node-a", ("p-1", "p-2"))]
+    await replica.beat("node-a", one, gone_payloads=gone("p-1", "p-2"))
+    assert heard == [("node-a", gone("p-1")), ("node-a", gone("p-1", "p-2"))]
 
 
 async def test_that_a_name_has_a_new_process_is_told_until_it_was_taken(database):

@@ -1,6 +1,7 @@
 """`nexuskv workers`, and the settings of workers as commands read them."""
 
 import json
+import re
 
 import pytest
 from typer.testing import CliRunner
@@ -28,10 +29,15 @@ def run(service):
 def test_a_table_for_people(run):
     shown = run()
     assert shown.exit_code == 0, shown.output
-    [line] = [line for line in shown.stdout.splitlines() if "of-command" in line]
-    assert "yes" in line
-    assert "http://127.0.0.1:7000" in line
-    assert "7 B of 7 B" in line
+    lines = [re.split("[│┃]", line)[1:-1] for line in shown.stdout.splitlines()]
+    [names] = [line for line in lines if any("Worker" in cell for cell in line)]
+    [cells] = [line for line in lines if any("of-command" in cell for cell in line)]
+    row = {name.strip(): cell.strip() for name, cell in zip(names, cells, strict=True)}
+    assert row.pop("Heard").endswith(" s ago")
+    assert row == {
+        "Worker": "of-command", "Memory": "7 B of 7 B", "Payloads": "7", "Sinks": "7",
+        "Moving": "7", "URL": "http://127.0.0.1:7000",
+    }  # fmt: skip
 
 
 def test_json_for_programs(run):

@@ -18,6 +18,8 @@ from tests.states.pages import refusal
 KEYS = TokenKeys([WORKER_SECRET])
 IDS = SystemIds()
 _names = count(1)
+GONE = {"tenant": "t", "payload_id": "p"}
+ODD = GONE | {"payload_id": "a/b"}
 
 
 def now_s() -> int:
@@ -137,7 +139,10 @@ def test_a_key_needs_the_scope(service, anonymous):
         ({"load": {"used_bytes": 1}}, "/load/capacity_bytes", "missing_field"),
         ({"colour": "red"}, "/colour", "unknown_field"),
         ({"events": [{}]}, "/events/0/event_id", "missing_field"),
-        ({"gone_payloads": ["a/b"]}, "/gone_payloads/0", "invalid_field"),
+        ({"gone_payloads": ["p"]}, "/gone_payloads/0", "invalid_field"),
+        ({"gone_payloads": [{"payload_id": "p"}]}, "/gone_payloads/0/tenant", "missing_field"),
+        ({"gone_payloads": [GONE, ODD]}, "/gone_payloads/1/payload_id", "invalid_field"),
+        ({"gone_payloads": [GONE] * 1001}, "/gone_payloads", "invalid_field"),
         ({"schema_version": "nexuskv.worker.v2"}, "/schema_version", "invalid_field"),
     ],
     ids=str,

@@ -12,7 +12,7 @@ from app.settings import DEFAULT_WORKER_HOSTS
 from app.topology.directory import WorkerDirectory
 from app.topology.hosts import HostAllowList
 from app.topology.intake import WorkerIntake
-from app.transfer.wire import Heartbeat, SinkEvent, WorkerLoad
+from app.transfer.wire import GonePayload, Heartbeat, SinkEvent, WorkerLoad
 from tests.control.clock import SetClock
 
 IDS = SystemIds()
@@ -41,6 +41,10 @@ def heartbeat(instance_id: str, **changes: Any) -> Heartbeat:
 def sink_event(sink_id: str = "sink-1", **changes: Any) -> SinkEvent:
     fields = {"tenant": "t", "state": "consumed", "at_us": 1, "payload_bytes": 4096}
     return SinkEvent(event_id=instance(), sink_id=sink_id, **(fields | changes))
+
+
+def gone(*payload_ids: str, tenant: str = "t") -> tuple[GonePayload, ...]:
+    return tuple(GonePayload(tenant, payload_id) for payload_id in payload_ids)
 
 
 class WallClock(SetClock):
@@ -75,9 +79,15 @@ class Replica:
             self.clock.advance(0.5)
             await self.directory.poll()
 
-    def status(self, name: str = "node-a", registered_us: int | None = None, **more) -> str:
+    def status(
+        self,
+        name: str = "node-a",
+        registered_us: int | None = None,
+        tenant: str = "t",
+        payload_id: str = "p",
+    ) -> str:
         at_us = self.clock.now_us() if registered_us is None else registered_us
-        return self.directory.status(name, at_us, **more)
+        return self.directory.status(name, at_us, tenant, payload_id)
 
 
 async def make_silent(database: Database, name: str, seconds: float = 60) -> None:

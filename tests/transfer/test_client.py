@@ -1,6 +1,7 @@
 """The client of workers against servers that answer by script, over real sockets."""
 
 import asyncio
+import contextlib
 import socket
 from contextlib import suppress
 
@@ -71,8 +72,8 @@ async def test_a_transfer_carries_what_the_destination_needs_and_returns_its_fac
         target_worker="node-a",
         data_address="127.0.0.1:7001",
     )
-    # The worker gives up first, so that it can say so.
-    assert 0 < sent["deadline_s"] == sent["wait_s"] < DEADLINE_S
+    # The worker gives up first, then says so, and then we do.
+    assert 0 < sent["deadline_s"] < sent["wait_s"] < DEADLINE_S
     assert client.calls["transfer", "ok"] == 1
 
 
@@ -125,10 +126,12 @@ REDIRECT = response(307, b"", "location: http://127.0.0.1:1/")
         (response(200, b" " * 70_000), WorkerFault.GARBAGE),
         (response(200, b"\x1f\x8b\x08", "content-encoding: gzip"), WorkerFault.GARBAGE),
         (b"SSH-2.0-OpenSSH_9.2\r\n\r\n", WorkerFault.GARBAGE),
+        (b"HTTP/1.1 200 \xff\r\ncontent-length: 2\r\n\r\n{}", WorkerFault.GARBAGE),
+        (b"HTTP/1.1 103 E\r\n\r\n" * 10_000, WorkerFault.GARBAGE),
         (b"HTTP/1.1 200 OK\r\ncontent-length: -1\r\n\r\n", WorkerFault.GARBAGE),
         (b"HTTP/1.1 200 OK\r\n" + b"x: y\r\n" * 100_000 + b"\r\n", WorkerFault.GARBAGE),
     ],
-    ids=range(17),
+    ids=range(19),
 )
 async def test_what_is_no_answer_is_a_fault_with_a_kind(raw, kind):
     worker = ScriptedWorker(says(raw))
@@ -255,6 +258,42 @@ async def test_an_answer_that_drips_costs_the_deadline():
 
     async with client_of(ScriptedWorker(drips), ScriptedWorker(drips, name="node-b")) as client:
         assert await fault_of(transfer(client, deadline_s=0.2)) is WorkerFault.TIMEOUT
+
+
+async def fault_or_facts(call):
+    """Whatever comes with the answer may break it."""
+    with contextlib.suppress(WorkerCallError):
+        await call
+
+
+async def test_a_few_interim_answers_are_borne():
+    async def hints(asked, writer):
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n" + b"HTTP/1.1 103 E\r\n\r\n" * 3)
+        await completes(asked, writer)
+
+    async with client_of(ScriptedWorker(hints), ScriptedWorker(hints, name="node-b")) as client:
+        assert (await transfer(client)).bytes_transferred > 0
+
+
+@pytest.mark.parametrize("more", [b"HTTP/1.1 404 N\r\ncontent-length: 2\r\n\r\n{}", b"x" * 64])
+async def test_what_comes_unasked_ends_the_connection(more):
+    ended = asyncio.Event()
+
+    async def goes_on(asked, writer):
+        await completes(asked, writer)
+        with contextlib.suppress(ConnectionError):
+            while True:
+                writer.write(more * 1_000)
+                await writer.drain()
+        ended.set()
+        raise EOFError
+
+    local = TransferSource("node-a", "payload-1")
+    async with client_of(ScriptedWorker(goes_on)) as client:
+        await fault_or_facts(transfer(client, source=local))
+        async with asyncio.timeout(10):
+            await ended.wait()
+        await fault_or_facts(transfer(client, session_id="next", source=local))
 
 
 async def test_a_caller_that_goes_away_cancels_its_transfer_at_the_worker():

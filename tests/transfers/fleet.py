@@ -101,6 +101,13 @@ class Fleet:
             "every worker is heard",
         )
 
+    def wait_beats(self, node: str, more: int) -> None:
+        """Returns once the API has taken so many more heartbeats of this worker."""
+        name = "nexuskv_worker_heartbeats_total"
+        worker = self.workers[node]
+        begin = worker.metrics()[name]
+        until(lambda: worker.metrics()[name] >= begin + more, f"{node} is heard {more} times")
+
     def known(self) -> list[dict[str, Any]]:
         items: list[dict[str, Any]] = self.client.get("/v1/workers").json()["items"]
         return items
@@ -144,7 +151,7 @@ class Story:
         self.fleet = fleet
         self.tenant = tenant
         self.node = node
-        # Its own: a worker tells that an id is gone once no tenant has it.
+        # Its own: some tests find by it whose bytes pass by.
         self.payload_id = payload_id or f"of-{tenant}"
         self.data = some_bytes(payload_bytes)
         self.sinks: list[str] = []
@@ -240,6 +247,10 @@ class Story:
 
         until(there, f"the history shows {statuses}; {json.dumps(found.get('outcomes'))}")
         return found
+
+    def gone(self, *payload_ids: str) -> list[dict[str, str]]:
+        """A worker's report that the tenant has these there no more."""
+        return [{"tenant": self.tenant, "payload_id": name} for name in payload_ids]
 
     def charged(self) -> dict[str, int]:
         """What the tenant is charged for: bytes, entries, transfers."""

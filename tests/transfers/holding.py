@@ -23,6 +23,11 @@ _BLOCKED = (
     " WHERE datname = current_database() AND $1 = ANY(pg_blocking_pids(pid))"
 )
 
+_WAITING = (
+    "SELECT count(*) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND cardinality(pg_blocking_pids(pid)) > 0"
+)
+
 
 _NEW_TRANSFER = """
     INSERT INTO transfer_session (tenant, transfer_id, asked, status, fence, decision_id,
@@ -97,6 +102,22 @@ class RowLock:
         until(
             lambda: self._postgres.fetch(_BLOCKED, self._pid)[0][0] > 0,
             "somebody waits for the lock",
+            within_s=HOLD_S,
+        )
+
+    def wait_given_up(self) -> None:
+        """Returns once nobody waits for it: Postgres has noticed that whoever did is dead."""
+        until(
+            lambda: self._postgres.fetch(_BLOCKED, self._pid)[0][0] == 0,
+            "nobody waits for the lock",
+            within_s=HOLD_S,
+        )
+
+    def wait_queue(self, count: int) -> None:
+        """Returns once so many wait, for this lock or behind each other: they get it in turn."""
+        until(
+            lambda: self._postgres.fetch(_WAITING)[0][0] >= count,
+            f"{count} wait for the lock",
             within_s=HOLD_S,
         )
 

@@ -6,8 +6,11 @@ on, or an answer that nobody reads. Nothing is guessed: each is waited for where
 
 import json
 import socket
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Self
 
 import httpx
@@ -20,6 +23,7 @@ from tests.transfers.test_physical import assert_physical
 from tests.worker.rig import MIB
 
 NODE = "node-r"
+DEADLINE_S = 8.0
 # More than the sockets between source and target hold.
 BIG_BYTES = 12 * MIB
 DONE = "completed"
@@ -54,6 +58,21 @@ class Rig:
 
     def moving(self, action: str, payload_bytes: int = 4096) -> "Move":
         return Move(self, self.story(payload_bytes), action)
+
+
+@contextmanager
+def running_rig(database_url: str, directory: Path) -> Iterator[Rig]:
+    """What is held in it is not given up before the test goes on, however slow the machine is."""
+    fleet = Fleet(database_url, directory, dram_bytes=64 * MIB, deadline_s=DEADLINE_S)
+    rig = Rig(fleet, Relay(), Relay(), Postgres(database_url))
+    rig.start_source()
+    yield rig
+    for lock in rig.locks:
+        lock.let_go()
+    rig.postgres.close()
+    rig.data.close()
+    rig.control.close()
+    fleet.close()
 
 
 class Request:
@@ -244,6 +263,13 @@ class Move(Request):
 
     def last_row(self) -> RowLock:
         return self.rig.postgres.transfers_of(self.story.tenant)
+
+    def cancel(self) -> httpx.Response:
+        params = {"tenant": self.story.tenant}
+        return self.story.fleet.client.delete("/v1/transfers/move-1", params=params)
+
+    def start_cancel(self) -> Future[httpx.Response]:
+        return _pool.submit(self.cancel)
 
     def arrived(self) -> bool:
         copy = self.story.target.get(self.story.payload_id)

@@ -108,7 +108,7 @@ LIES = {
     "another session": (facts(session_id="another"), AWAY, "garbage"),
     "another payload": (facts(payload_id="another"), AWAY, "garbage"),
     "another sink": (facts(target_sink_id="another"), AWAY, "garbage"),
-    "it still runs": (facts(status="in_flight"), AWAY, "internal"),
+    "it still runs": (facts(status="in_flight"), AWAY, "deadline"),
     "it failed": (facts(status="failed", failure="no_space"), AWAY, "no_space"),
     "it was cancelled": (facts(status="cancelled", failure="cancelled"), AWAY, "cancelled"),
     "other bytes": (facts(status="failed", failure="checksum_mismatch"), MISS, "checksum_mismatch"),
@@ -365,19 +365,3 @@ def test_a_caller_that_goes_away_stops_the_transfer(under_way: UnderWay) -> None
     answer = story.materialize(under_way.option, sink)
     assert_physical(story, answer, sink)
     assert story.history(answer, ["completed"])["outcome"] == "materialized"
-
-
-def test_a_copy_is_charged_until_its_worker_says_that_it_is_gone(
-    fleet: Fleet, story: Story
-) -> None:
-    body = {
-        "transfer_id": "copy",
-        "action": "prefetch",
-        "tenant": story.tenant,
-        "entry_id": "state-1",
-        "target_worker": "node-b",
-    }
-    assert fleet.client.post("/v1/transfers", json=body).json()["status"] == "completed"
-    assert story.charged() == {"payload_bytes": len(story.data), "entries": 1, "transfers": 0}
-    assert story.target.delete(story.payload_id).status_code == 200
-    until(lambda: story.charged() == NOTHING, "the charge is given back")

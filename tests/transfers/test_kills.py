@@ -14,30 +14,17 @@ import pytest
 from tests.fixtures.database import TestServer, drop_or_fail
 from tests.process.waiting import until
 from tests.transfers.conftest import NOTHING
-from tests.transfers.fleet import Fleet
-from tests.transfers.holding import Postgres, Relay
-from tests.transfers.killing import BIG_BYTES, NODE, Import, Move, Request, Rig
+from tests.transfers.killing import BIG_BYTES, NODE, Import, Move, Request, Rig, running_rig
 from tests.worker.rig import MIB
 
-# What is held must not be given up before the kill, however slow the machine is.
-DEADLINE_S = 8.0
 AWAY = "preferred_backend_unavailable"
 
 
 @pytest.fixture(scope="module")
 def killing(test_server: TestServer, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Rig]:
     name, url = test_server.clone()
-    directory = tmp_path_factory.mktemp("killed")
-    fleet = Fleet(url, directory, dram_bytes=64 * MIB, deadline_s=DEADLINE_S)
-    rig = Rig(fleet, Relay(), Relay(), Postgres(url))
-    rig.start_source()
-    yield rig
-    for lock in rig.locks:
-        lock.let_go()
-    rig.postgres.close()
-    rig.data.close()
-    rig.control.close()
-    fleet.close()
+    with running_rig(url, tmp_path_factory.mktemp("killed")) as rig:
+        yield rig
     drop_or_fail(test_server, name)
 
 
@@ -308,3 +295,37 @@ def test_a_transfer_that_nobody_ended_is_taken_over_once(rig: Rig) -> None:
     one.go_on()
     one.assert_whole(one.answer().json())
     one.assert_left_alone()
+
+
+def to_receipt(rig: Rig) -> Import:
+    """The bytes are in the sink, and its receipt waits for a lock."""
+    one = rig.importing().carrying(0)
+    one.to_close()
+    one.let_bytes_pass()
+    one.wait_locked()
+    return one
+
+
+def test_a_runtime_that_is_faster_than_the_receipt_is_heard(rig: Rig) -> None:
+    one = to_receipt(rig)
+    one.story.target.finish(one.sink, "consume")
+    rig.fleet.wait_beats("node-b", 2)
+    one.go_on()
+    answer = one.answer()
+    assert answer.status_code == 200, answer.text
+    one.story.history(answer, ["completed", "consumed"])
+    until(lambda: one.story.charged() == NOTHING, f"charges end; {one.story.charged()}")
+
+
+def test_what_the_runtime_said_while_the_api_was_dead_is_heard(rig: Rig) -> None:
+    one = to_receipt(rig)
+    rig.fleet.service.kill()
+    assert one.broken_off()
+    one.story.target.finish(one.sink, "consume")
+    assert one.lock is not None
+    one.lock.wait_given_up()
+    one.go_on()
+    rig.fleet.restart_api()
+    rig.fleet.wait_heard()
+    one.story.history(one.again(), ["completed", "consumed"])
+    until(lambda: one.story.charged() == NOTHING, f"charges end; {one.story.charged()}")

@@ -79,9 +79,10 @@ def test_another_start_of_the_worker_has_lost_what_the_first_had(
     story.register(generation=3, locator="node://node-x/state/p")
     assert story.hit() is not None
     # Somebody else's payload may go; this one may not be reported gone and be a hit.
-    node_x.say(gone_payloads=["other"])
+    rivals = [one | {"tenant": "rival"} for one in story.gone("p")]
+    node_x.say(gone_payloads=story.gone("other") + rivals)
     assert story.hit() is not None
-    node_x.say(gone_payloads=["p"])
+    node_x.say(gone_payloads=story.gone("p"))
     assert_unavailable(story)
 
 
@@ -109,7 +110,7 @@ def test_the_next_state_wins_where_the_best_is_out_of_reach(
         story.lookup(tokens=longer).json()["match_result"]["entry"]["identity"]["entry_id"]
         == "longer"
     )
-    node_x.say(gone_payloads=["p"])
+    node_x.say(gone_payloads=story.gone("p"))
     answer = story.lookup(tokens=longer)
     match = answer.json()["match_result"]
     assert match["entry"]["identity"]["entry_id"] == "state-1"
@@ -151,7 +152,7 @@ def test_an_estimate_of_a_state_that_went_out_of_reach_after_its_lookup(
 ) -> None:
     story.register(generation=2, locator="node://node-x/state/p")
     hit = story.hit()
-    node_x.say(gone_payloads=["p"])
+    node_x.say(gone_payloads=story.gone("p"))
     answer = story.estimate(hit=hit)
     assert error_code(answer) == (503, "materialization_unavailable")
     assert story.history(answer, ["fell_back"])["fallback_reason"] == "cache_miss"

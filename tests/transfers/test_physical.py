@@ -179,7 +179,14 @@ def test_a_target_that_is_no_worker_cannot_be_reached(story: Story) -> None:
     answer = story.materialize(story.option("node-elsewhere"), "sink-1")
     assert error_code(answer) == (503, "materialization_unavailable")
     assert "no_transfer_path" in answer.json()["error"]["message"]
-    assert story.history(answer, ["fell_back"])["fallback_reason"] == "no_transfer_path"
+    found = story.history(answer, ["fell_back"])
+    assert found["fallback_reason"] == "no_transfer_path"
+    # It came to no order, and still says what was asked and what is done instead.
+    result = found["outcomes"][0]["detail"]["result"]
+    assert (result["requested_kind"], result["executed_kind"], result["backend_name"]) == (
+        "materialize", "recompute", "nexuskv.none",
+    )  # fmt: skip
+    assert result["fallback_reason"] == "no_transfer_path"
 
 
 def test_many_at_once_all_arrive(fleet: Fleet, story: Story) -> None:

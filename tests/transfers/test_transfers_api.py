@@ -373,4 +373,5 @@ def test_a_source_that_never_sends_is_given_up_at_the_deadline(
     false_source.hang()
     view = moves.done()
     assert (view["status"], view["fallback_reason"]) == ("failed", "preferred_backend_unavailable")
+    assert view["detail"].startswith("deadline: ")
     assert moves.story.charged() == NOTHING

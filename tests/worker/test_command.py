@@ -24,7 +24,7 @@ from tests.worker.rig import MIB, SECRET, some_bytes
         (("--api-url", "api:9099"), "--api-url must be http://HOST:PORT"),
         (("--api-url", "http://h:1", "--listen", "0.0.0.0:0"), "give --advertise-url"),
         (("--advertise-data", "http://h:1"), "--advertise-data must be HOST:PORT"),
-        (("--secret-file", "/no/such/file"), "there is no file /no/such/file"),
+        (("--secret-file", "/no/such/file"), "--secret-file: there is no file /no/such/file"),
     ],
 )
 def test_bad_options(options, says):

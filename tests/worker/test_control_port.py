@@ -16,6 +16,9 @@ D = Direction
 def refused(answer: httpx.Response, status: int, code: str) -> None:
     assert (answer.status_code, answer.json()["code"]) == (status, code), answer.text
     assert answer.headers["content-type"] == "application/problem+json"
+    # What a worker asks for is a token of its own, and no API key.
+    assert "key" not in answer.json()["title"]
+    assert status not in (401, 403) or "worker token" in answer.json()["title"]
 
 
 def test_a_payload_is_stored_read_described_replaced_and_deleted(workers):

@@ -5,9 +5,11 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import msgspec
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from app.transfer.tokens import API_AUDIENCE, Direction
-from app.transfer.wire import Heartbeat, SinkEvent
+from app.transfer.wire import GonePayload, Heartbeat, SinkEvent
 from app.worker.outbox import Outbox
 from tests.process.waiting import until
 from tests.worker.rig import KEYS, MIB, now_s
@@ -19,7 +21,12 @@ class Api:
     def __init__(self):
         self.beats = []
         self.status = 200
+        # What is answered instead of the usual body.
+        self.problem = None
         self.accepts = True
+        # Cleared: a beat is taken, and its answer waits.
+        self.answers = threading.Event()
+        self.answers.set()
         self.problems = []
         api = self
 
@@ -27,12 +34,13 @@ class Api:
             def do_PUT(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
                 api.take(self.path, self.headers["authorization"], body)
+                api.answers.wait(30)
                 self.send_response(api.status)
                 self.end_headers()
                 beat = api.beats[-1]
                 events = [event.event_id for event in beat.events] if api.accepts else []
                 answer = {"accepted_events": events, "heartbeat_s": 0.2}
-                self.wfile.write(msgspec.json.encode(answer))
+                self.wfile.write(msgspec.json.encode(api.problem or answer))
 
             def log_message(self, *_):
                 pass
@@ -60,7 +68,9 @@ class Api:
         return [event for beat in self.beats for event in beat.events]
 
     def gone(self):
-        return {payload for beat in self.beats for payload in beat.gone_payloads}
+        """Tenant and id of each report, in the order of hearing."""
+        reports = [report for beat in self.beats for report in beat.gone_payloads]
+        return [(report.tenant, report.payload_id) for report in reports]
 
     def close(self):
         self.server.shutdown()
@@ -103,8 +113,26 @@ def test_the_api_hears_what_the_worker_is_and_what_became_of_sinks(start_worker,
 
     worker.put("q", bytes(3 * MIB))
     worker.put("r", bytes(2 * MIB))
-    until(lambda: "q" in api.gone(), "the evicted payload is reported")
-    assert "r" not in api.gone()
+    until(api.gone, "the evicted payload is reported")
+    assert set(api.gone()) == {("acme", "q")}
+
+
+def test_each_tenants_loss_is_told_once_and_again_when_it_came_back_meanwhile(start_worker, api):
+    worker = start_worker("node-n", "--api-url", api.url)
+    for tenant in ("acme", "rival"):
+        worker.of(tenant).put("p", b"x")
+    api.answers.clear()
+    worker.delete("p")
+    until(api.gone, "the loss is reported, and not answered yet")
+    worker.put("p", b"y")
+    worker.delete("p")
+    worker.of("rival").delete("p")
+    api.answers.set()
+    until(lambda: len(api.gone()) >= 3, "the later losses are reported")
+    beats = len(api.beats)
+    until(lambda: len(api.beats) >= beats + 2, "two more beats")
+    assert api.gone()[0] == ("acme", "p")
+    assert sorted(api.gone()[1:]) == [("acme", "p"), ("rival", "p")]
 
 
 def test_events_wait_for_an_api_that_is_away_and_for_one_that_takes_none(start_worker, api):
@@ -170,6 +198,27 @@ def test_a_worker_that_is_refused_warns_at_once(start_worker, api):
     assert "401" in warnings(worker)[0]
 
 
+@pytest.mark.parametrize(
+    ("status", "code", "says"),
+    [
+        (401, "unauthorized", "same NEXUSKV_WORKER_SECRET"),
+        (403, "worker_host_not_allowed", "NEXUSKV_WORKER_HOSTS"),
+        (409, "worker_name_taken", "--node"),
+    ],
+)
+def test_a_refused_worker_says_why_and_what_to_do(start_worker, api, status, code, says):
+    api.status = status
+    api.problem = {"code": code, "detail": "Because of " + "x" * 100_000}
+    worker = start_worker("node-o", "--api-url", api.url, "--log-level", "warning")
+    until(lambda: warnings(worker), "a warning")
+    found = msgspec.json.decode(warnings(worker)[0])
+    assert found["code"] == code
+    assert found["reason"].startswith(f"the API answered {status} {code}: Because of xxx")
+    assert says in found["reason"]
+    assert len(found["reason"]) < 1000
+    assert "http" not in found["reason"]
+
+
 def event(number):
     name = f"01890000-0000-7000-8000-{number:012}"
     return SinkEvent(name, f"s{number}", "acme", "consumed", number, 1)
@@ -179,9 +228,39 @@ async def test_a_full_outbox_keeps_the_oldest_and_counts_the_rest():
     outbox = Outbox(max_events=2, max_gone=2)
     for number in range(4):
         outbox.put(event(number))
-        outbox.gone(f"p{number}")
+        outbox.gone("acme", f"p{number}")
     assert [one.sink_id for one in outbox.news().events] == ["s0", "s1"]
-    assert outbox.news().gone_payloads == ("p0", "p1")
+    gone = outbox.news().gone_payloads
+    assert gone == (GonePayload("acme", "p0"), GonePayload("acme", "p1"))
     assert (outbox.dropped_events, outbox.dropped_gone) == (2, 2)
-    outbox.taken([event(0).event_id], ["p0"])
+    outbox.taken([event(0).event_id], gone[:1])
     assert [one.sink_id for one in outbox.news().events] == ["s1"]
+    assert outbox.news().gone_payloads == gone[1:]
+
+
+STEPS = st.tuples(
+    st.sampled_from(["gone", "kept", "tell", "answer", "fail"]), st.sampled_from(["acme", "rival"])
+)
+
+
+@given(st.lists(STEPS, max_size=20))
+def test_whatever_is_gone_at_last_was_told_since_it_went(steps):
+    """A payload of each of two tenants comes and goes while beats are under way, or fail."""
+    outbox, told_since, in_flight = Outbox(), {}, None
+    for what, tenant in [*steps, ("answer", ""), ("tell", ""), ("answer", "")]:
+        if what == "gone":
+            outbox.gone(tenant, "p")
+            told_since.setdefault(tenant, False)
+        elif what == "kept":
+            outbox.kept(tenant, "p")
+            told_since.pop(tenant, None)
+        elif what == "tell" and in_flight is None:
+            in_flight = outbox.news().gone_payloads
+            told_since |= {one.tenant: True for one in in_flight}
+        elif what == "answer" and in_flight is not None:
+            outbox.taken([], in_flight)
+            in_flight = None
+        elif what == "fail":
+            in_flight = None
+    assert all(told_since.values())
+    assert outbox.news().gone_payloads == ()

@@ -29,7 +29,8 @@ class Held:
 
     @property
     def gone(self):
-        return set(self.outbox.news().gone_payloads)
+        """Tenant and id of each."""
+        return {(one.tenant, one.payload_id) for one in self.outbox.news().gone_payloads}
 
 
 def test_the_least_recently_used_goes_first():
@@ -40,7 +41,7 @@ def test_the_least_recently_used_goes_first():
         pass
     held.put("d")
     assert held.names() == {"a", "c", "d"}
-    assert held.gone == {"b"}
+    assert held.gone == {("acme", "b")}
 
 
 def test_room_is_made_where_it_is_contiguous_and_no_more_than_that():
@@ -108,13 +109,15 @@ def test_the_number_of_payloads_is_limited():
         held.payloads.arena.retire(block)
 
 
-def test_a_payload_is_gone_when_no_tenant_has_it_and_not_once_it_is_back():
-    held = Held(4)
+def test_a_payload_is_gone_for_its_tenant_alone_and_not_once_it_is_back():
+    held = Held(2)
     held.put("a")
     held.put("a", tenant="rival")
     held.payloads.delete("acme", "a")
-    assert held.gone == set()
-    held.payloads.delete("rival", "a")
-    assert held.gone == {"a"}
+    assert held.gone == {("acme", "a")}
+    # Evicted, not deleted, while the other tenant has its own again.
+    held.put("a", tenant="third")
     held.put("a")
-    assert held.gone == set()
+    assert held.gone == {("rival", "a")}
+    held.put("a", tenant="rival")
+    assert held.gone == {("third", "a")}

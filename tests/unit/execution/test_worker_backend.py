@@ -141,6 +141,13 @@ def test_a_failure_is_a_fallback(failure: TransferFailure) -> None:
     assert transfer_result(found).status is (TransferStatus.MISSING if missing else status)
 
 
+def test_a_worker_that_is_still_at_it_is_out_of_time() -> None:
+    found = result(facts(status=TransferStatus.IN_FLIGHT, bytes_transferred=0, checksum=None))
+    assert found.fallback_reason is FallbackReason.PREFERRED_BACKEND_UNAVAILABLE
+    assert (found.detail or "").startswith("deadline: ")
+    assert transfer_result(found).status is TransferStatus.FAILED
+
+
 @pytest.mark.parametrize("fault", WorkerFault)
 def test_a_worker_that_cannot_be_asked_is_unavailable(fault: WorkerFault) -> None:
     found = result(WorkerCallError(fault, "why"))
