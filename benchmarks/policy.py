@@ -104,16 +104,16 @@ def first_able(
     rejected: list[Rejection] = []
     admitted: list[BackendRegistration] = []
     paths = frozenset(path.backend for path in order.descriptor.transfer_paths)
-    for registration in registrations:
-        rejection = incapable(registration, order, paths)
+    for offer in registrations:
+        rejection = incapable(offer, order, paths)
         if rejection is not None:
             rejected.append(rejection)
         else:
-            admitted.append(registration)
+            admitted.append(offer)
     wanted = order.preferred or admitted[0].backend
-    for registration in admitted:
-        if registration.backend is wanted and registration.available:
-            return Selection(registration, None, tuple(rejected))
+    for offer in admitted:
+        if offer.backend is wanted and offer.available:
+            return Selection(offer, None, tuple(rejected))
     raise AssertionError("every backend of the benchmark is available")
 
 

@@ -156,7 +156,8 @@ class Observer:
         reason: str | None = None,
     ) -> None:
         """Record the decision of this attempt."""
-        self._tally.chose(attempt.kind, attempt.selection, attempt.rejected)
+        if outcome is not DecisionOutcome.REPLAYED:
+            self._tally.chose(attempt.kind, attempt.selection, attempt.rejected)
         if (quota := attempt.inputs.get("quota")) is not None:
             self._tally.exceeded(attempt.kind, quota["mode"], quota["exceeded"])
         grant, stored, caller = attempt.grant, attempt.stored, attempt.caller

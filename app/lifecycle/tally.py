@@ -78,7 +78,7 @@ class Tally:
             self.transfers[kind.value, TransferStatus.CANCELLED.value] += 1
 
 
-def _zeroes(*labels: Iterable[str]) -> Counter[tuple[str, ...]]:
+def _zeroes(*labels: Iterable[str]) -> dict[tuple[str, ...], int]:
     """A series for each combination, from the start: a rate needs the first one, too."""
     texts = [[str(label) for label in each] for each in labels]
-    return Counter(dict.fromkeys(product(*texts), 0))
+    return dict.fromkeys(product(*texts), 0)

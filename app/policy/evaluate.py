@@ -145,14 +145,15 @@ def denial(
 def ruling(policy: ExecutionPolicy, question: Question) -> Ruling:
     """Every backend at once; the question is (source tier, target tier, device class, buffer kind,
     capability)."""
-    rules = _rules(policy)
-    found = rules.rulings.get(question)
-    if found is None:
-        found = rules.rulings[question] = Ruling(
+    try:
+        kept: Ruling = policy.__dict__[_KEPT_AS].rulings[question]
+    except KeyError:
+        rules = _rules(policy)
+        kept = rules.rulings[question] = Ruling(
             {backend: _denial(backend, one, question) for backend, one in rules.backends.items()},
             rules.priorities,
         )
-    return found
+    return kept
 
 
 def _denial(
