@@ -1,7 +1,6 @@
 """What an engine holds after frames of it, in the order in which they came."""
 
 from collections import Counter
-from collections.abc import Iterator
 
 from app.engines.events import Batch
 from app.engines.fields import WireError
@@ -86,8 +85,13 @@ class Replay:
         self.unknown_fields.update(batch.unknown_fields)
 
     def _lost(self, topic: bytes, number: int, payload: bytes) -> None:
-        """Of which rank it was, nobody can tell: every stream of the topic may have lost it."""
-        for stream in self._of(topic):
+        """Of which rank it was, nobody can tell: every stream of the topic may have lost it.
+
+        A stream that begins later has missed it by its number.
+        """
+        for (name, _), stream in self._streams.items():
+            if name != topic:
+                continue
             place = stream.sequence.take(number, payload)
             if place.order is Order.AGAIN:
                 continue
@@ -97,9 +101,3 @@ class Replay:
                 stream.holdings.doubt()
             if not place.lost:
                 stream.sequence.gaps += 1
-
-    def _of(self, topic: bytes) -> Iterator[Stream]:
-        found = [stream for (name, _), stream in self._streams.items() if name == topic]
-        if not found:
-            found = [self._streams.setdefault((topic, None), Stream())]
-        yield from found
