@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from app.cli.demo import demo_command
+from app.cli.index import index_app
 from app.cli.keys import keys_app
 from app.cli.migrate import migrate_command
 from app.cli.openapi import openapi_command
@@ -53,6 +54,7 @@ cli.add_typer(keys_app, name="keys")
 cli.command("workers")(workers_command)
 cli.add_typer(policy_app, name="policy")
 cli.command("replay")(replay_command)
+cli.add_typer(index_app, name="index")
 cli.add_typer(trace_app, name="trace")
 cli.command("openapi")(openapi_command)
 

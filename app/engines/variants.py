@@ -1,0 +1,88 @@
+"""The three events, read from the fields that any of the formats has for them."""
+
+from typing import Final
+
+from app.engines.events import Cleared, EngineHash, Locality, Removed, Stored
+from app.engines.fields import TOKEN_BYTES, Fields, WireError, engine_hash
+
+_MAX_BLOCK_TOKENS: Final = 1 << 20
+_MAX_GROUP: Final = 1 << 16
+_MAX_WINDOW_TOKENS: Final = 1 << 40
+# Known, and of no use here: who caused it, what it costs, whose stream it is.
+_NOT_USED: Final = (
+    "type", "event_type", "event_id", "timestamp", "session_id", "ownership", "source_kind",
+    "block_mm_infos", "model_name", "additional_salt", "tenant_id", "backend_id", "dp_rank",
+    "object_key",
+)  # fmt: skip
+
+
+def stored(fields: Fields) -> Stored:
+    """Without its tokens where their number is not that of the blocks. Raises WireError."""
+    fields.value(*_NOT_USED)
+    hashes = fields.hashes("block_hashes", "seq_hashes")
+    tokens, width = fields.tokens("token_ids")
+    block_size = fields.number("block_size", 0, _MAX_BLOCK_TOKENS) or 0
+    extra_keys = fields.extra_keys()
+    # Offloading connectors give their own block size. The names are there all the same; what the
+    # blocks hold is not known from this event.
+    told = len(tokens) == TOKEN_BYTES * len(hashes) * block_size * width and (
+        extra_keys is None or len(extra_keys) == len(hashes)
+    )
+    return Stored(
+        hashes=hashes,
+        parent=_parent(fields),
+        tokens=tokens if told else b"",
+        block_size=block_size,
+        token_width=width,
+        medium=fields.medium(),
+        group=fields.number("group_idx", 0, _MAX_GROUP) or 0,
+        lora=_lora(fields),
+        cache_salt=fields.text("cache_salt"),
+        extra_keys=extra_keys if told else None,
+        spec_kind=fields.text("kv_cache_spec_kind"),
+        window_tokens=fields.number("kv_cache_spec_sliding_window", 0, _MAX_WINDOW_TOKENS),
+        locality=_locality(fields),
+        base_block=fields.number("base_block_idx", 0, 1 << 40),
+    )
+
+
+def removed(fields: Fields) -> Removed:
+    """Raises WireError."""
+    fields.value(*_NOT_USED, "base_block_idx", "block_size", "lora_name")
+    return Removed(
+        hashes=fields.hashes("block_hashes", "seq_hashes"),
+        medium=fields.medium(),
+        group=fields.number("group_idx", 0, _MAX_GROUP) or 0,
+        locality=_locality(fields),
+    )
+
+
+def cleared(fields: Fields) -> Cleared:
+    """Raises WireError."""
+    fields.value(*_NOT_USED, "block_size", "lora_name")
+    medium = fields.text("medium")
+    return Cleared(medium=None if medium is None else medium.lower())
+
+
+def _parent(fields: Fields) -> EngineHash | None:
+    found = fields.value("parent_block_hash", "parent_hash")
+    return None if found is None else engine_hash(found)
+
+
+def _lora(fields: Fields) -> str | None:
+    """The adapter's name; its number where an older engine sends no name."""
+    number = fields.value("lora_id")
+    name = fields.text("lora_name")
+    if name is not None or number is None:
+        return name
+    if isinstance(number, bool) or not isinstance(number, (int, str)):
+        raise WireError("lora_id is an integer")
+    return str(number)
+
+
+def _locality(fields: Fields) -> Locality | None:
+    found = fields.text("locality")
+    try:
+        return None if found is None else Locality(found.lower())
+    except ValueError:
+        return None

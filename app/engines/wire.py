@@ -1,0 +1,138 @@
+"""Decoders of KV events: whatever engines and stores of any age publish, as `Batch`.
+
+A frame is msgpack. Engines send `[seconds, events, dp rank]`; an event is a map with its `type`,
+or, in older ones, an array whose later fields may be missing. Stores send envelopes of the KV
+events RFC (a map, or several in an array): their `event_type` is `stored`, `removed` or `cleared`.
+
+What is unknown is counted and passed over; what is known and does not fit refuses the whole frame,
+since nobody can tell what of the engine's cache was told in it.
+"""
+
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+from app.engines.events import Batch, Event
+from app.engines.fields import Fields, WireError, whole_number
+from app.engines.variants import cleared, removed, stored
+
+# A prompt of a million tokens is 5 MiB.
+MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
+MAX_EVENTS: Final = 65_536
+# Of distinct unknown names that are told apart.
+MAX_NAMES: Final = 64
+OTHER_NAMES: Final = "(others)"
+_MAX_NAME_CHARS: Final = 64
+_END_OF_TIME: Final = 1e15
+# Types that say nothing of the cache.
+_SILENT: Final = frozenset({"Ignored"})
+
+_decoder = msgspec.msgpack.Decoder()
+
+_READERS: Final[dict[str, Callable[[Fields], Event]]] = {
+    "BlockStored": stored, "stored": stored,
+    "BlockRemoved": removed, "removed": removed,
+    "AllBlocksCleared": cleared, "cleared": cleared,
+}  # fmt: skip
+# Fields of an array in their order, after the type. SGLang put a map at the seventh place for a
+# while; `Fields` takes what it says.
+_POSITIONS: Final = {
+    "BlockStored": (
+        "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
+        "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
+        "kv_cache_spec_sliding_window",
+    ),
+    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
+    "AllBlocksCleared": (),
+}  # fmt: skip
+
+
+def decode_batch(payload: bytes) -> Batch:
+    """The events of one frame. Raises WireError for a frame of which something was not read."""
+    if len(payload) > MAX_FRAME_BYTES:
+        raise WireError(f"a frame of {len(payload)} bytes, at most {MAX_FRAME_BYTES}")
+    try:
+        outer = _decoder.decode(payload)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise WireError(f"not msgpack: {error}") from error
+    at_s, found, dp_rank = _opened(outer)
+    if len(found) > MAX_EVENTS:
+        raise WireError(f"{len(found)} events in a frame, at most {MAX_EVENTS}")
+    skipped: Counter[str] = Counter()
+    unknown: Counter[str] = Counter()
+    events = []
+    for each in found:
+        fields = _fields(each)
+        event = _event(fields, skipped)
+        if event is not None:
+            events.append(event)
+            _count(unknown, fields.unread())
+    if dp_rank is None and len(found) == 1 and isinstance(found[0], Mapping):
+        dp_rank = found[0].get("dp_rank")
+    return Batch(
+        at_s=at_s,
+        events=tuple(events),
+        dp_rank=None if dp_rank is None else whole_number(dp_rank, "dp_rank", 0, 2**31),
+        skipped_types=dict(skipped),
+        unknown_fields=dict(unknown),
+    )
+
+
+def _opened(outer: Any) -> tuple[float, Sequence[Any], Any]:
+    """When, which events, and of which rank."""
+    if isinstance(outer, Mapping):
+        # One envelope, in milliseconds.
+        at_ms = outer.get("timestamp")
+        return (_number(at_ms) or 0.0) / 1000, [outer], None
+    if not isinstance(outer, list):
+        raise WireError(f"a batch is an array or a map, not {type(outer).__name__}")
+    if all(isinstance(each, Mapping) for each in outer):
+        return 0.0, outer, None
+    at_s = _number(outer[0])
+    if at_s is None or len(outer) < 2 or not isinstance(outer[1], list):
+        raise WireError("a batch is [seconds, events, data parallel rank]")
+    return at_s, outer[1], outer[2] if len(outer) > 2 else None
+
+
+def _fields(event: Any) -> Fields:
+    if isinstance(event, Mapping):
+        return Fields(event)
+    if not isinstance(event, list) or not event or not isinstance(event[0], str):
+        raise WireError("an event is a map with its type, or an array that begins with it")
+    names = _POSITIONS.get(event[0], ())
+    named: dict[Any, Any] = {"type": event[0]}
+    for number, value in enumerate(event[1:]):
+        # Beyond the names that there are, a place is the name.
+        name = names[number] if number < len(names) else f"[{number + 1}]"
+        if name == "lora_name" and isinstance(value, Mapping):
+            named |= value
+        else:
+            named[name] = value
+    return Fields(named)
+
+
+def _event(fields: Fields, skipped: Counter[str]) -> Event | None:
+    kind = fields.text("type") or fields.text("event_type")
+    if kind is None:
+        raise WireError("an event without a type")
+    read = _READERS.get(kind)
+    if read is None:
+        if kind not in _SILENT:
+            _count(skipped, [kind])
+        return None
+    return read(fields)
+
+
+def _count(counter: Counter[str], names: Sequence[str]) -> None:
+    for name in names:
+        short = name[:_MAX_NAME_CHARS]
+        counter[short if short in counter or len(counter) < MAX_NAMES else OTHER_NAMES] += 1
+
+
+def _number(value: Any) -> float | None:
+    """None for anything else, infinities and NaN among it."""
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        return None
+    return float(value) if abs(value) < _END_OF_TIME else None
