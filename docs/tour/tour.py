@@ -22,7 +22,7 @@ def call(
 ) -> tuple[dict, Message]:
     """The decoded answer of the API and its headers."""
     data = json.dumps(body).encode() if body is not None else None
-    return send(method, URL + path, KEY, data, "application/json", allow)
+    return send(method, URL + path, KEY, data, "application/json", allow=allow)
 
 
 def send(
@@ -31,6 +31,7 @@ def send(
     key: str | None,
     data: bytes | None,
     content_type: str,
+    *,
     allow: tuple[int, ...] = (),
 ) -> tuple[dict, Message]:
     headers = {"content-type": content_type}
