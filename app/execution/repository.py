@@ -27,13 +27,17 @@ _FIND = text(
     """
 )
 # An expired claim is taken over; its fence changes, so its former owner can no longer consume it.
-_CLAIM = text(
-    """
+# `{source}` is a FROM that says whether it may be; empty, it may. `app.lifecycle` has it within a
+# statement of its own.
+CLAIM = """
     INSERT INTO option_claim AS held
         (option_id, tenant, import_id, sink_namespace, sink_value, status, fence,
          claimed_at, claim_expires_at, decision_id)
-    VALUES (:option_id, :tenant, :import_id, :sink_namespace, :sink_value, 'claimed', :fence,
-            :now, :expires_at, :decision_id)
+    SELECT CAST(:option_id AS bytea), CAST(:tenant AS text), CAST(:import_id AS text),
+           CAST(:sink_namespace AS text), CAST(:sink_value AS text), 'claimed',
+           CAST(:fence AS bigint), CAST(:now AS timestamptz),
+           CAST(:expires_at AS timestamptz), CAST(:decision_id AS uuid)
+    {source}
     ON CONFLICT (option_id) DO UPDATE SET
         import_id = excluded.import_id,
         sink_namespace = excluded.sink_namespace,
@@ -44,8 +48,8 @@ _CLAIM = text(
         decision_id = excluded.decision_id
     WHERE held.status = 'claimed' AND held.claim_expires_at <= excluded.claimed_at
     RETURNING fence
-    """
-)
+"""
+_CLAIM = text(CLAIM.format(source=""))
 _CONSUME = text(
     """
     UPDATE option_claim
@@ -178,21 +182,23 @@ async def claim_held(session: WriteSession, option_id: UUID, fence: int) -> bool
 
 async def claim_take(session: WriteSession, request: ClaimRequest) -> bool:
     """False when the option is consumed, or claimed by a request that may still be running."""
-    result = await session.execute(
-        _CLAIM,
-        {
-            "option_id": request.option_id.bytes,
-            "tenant": request.tenant,
-            "import_id": request.import_id,
-            "sink_namespace": request.sink_namespace,
-            "sink_value": request.sink_value,
-            "fence": request.fence,
-            "now": request.now,
-            "expires_at": request.expires_at,
-            "decision_id": request.decision_id,
-        },
-    )
+    result = await session.execute(_CLAIM, claim_values(request))
     return result.one_or_none() is not None
+
+
+def claim_values(request: ClaimRequest) -> dict[str, Any]:
+    """The values of a claiming statement."""
+    return {
+        "option_id": request.option_id.bytes,
+        "tenant": request.tenant,
+        "import_id": request.import_id,
+        "sink_namespace": request.sink_namespace,
+        "sink_value": request.sink_value,
+        "fence": request.fence,
+        "now": request.now,
+        "expires_at": request.expires_at,
+        "decision_id": request.decision_id,
+    }
 
 
 async def claim_consume(

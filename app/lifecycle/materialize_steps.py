@@ -41,7 +41,7 @@ from app.policy.evaluate import FallbackCause
 from app.policy.provider import ActivePolicy
 from app.quota.charges import charge_movement, release, settle
 from app.quota.decision import ChargeKind, limits_of
-from app.transfer.wire import SinkFacts
+from app.transfer.wire import SINK_NAMESPACE, SinkFacts
 
 # A sink lives a day at most, and its charge no longer.
 _SINK_MAX_LIFE: Final = timedelta(days=1)
@@ -151,15 +151,15 @@ class Reserve:
         """What is true nearly always, proven and written by one statement; False to find out."""
         passage, claim = self._passage, self._passage.claim
         stored = self._seen.find(passage.grant)
-        if stored is None or passage.grant.expires_us < self._clock.now_us():
+        expired = passage.grant.expires_us < self._clock.now_us()
+        # Without a sink of a worker nothing is charged.
+        if stored is None or expired or passage.query.sink_namespace != SINK_NAMESPACE:
             return False
         passage.attempt.stored = stored
         if self._plan() is End.FALL_BACK:
             return False
         order = passage.order
         assert order is not None
-        if order.sink_id is None:
-            return False
         limits = limits_of(passage.active.policy.quota_admission_policy)
         movement = Movement(order.session_id, order.payload_bytes, order.target_worker, limits)
         async with self._database.single() as session:

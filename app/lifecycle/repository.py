@@ -11,6 +11,7 @@ from sqlalchemy import text
 
 from app.db.single import SingleSession
 from app.execution.claims import ClaimRequest
+from app.execution.repository import CLAIM, claim_values
 from app.index.repository import StoredState
 from app.quota.decision import Limits
 
@@ -18,31 +19,14 @@ from app.quota.decision import Limits
 # which is locked for no longer than this statement runs. Nobody waits for the disk: a claim and a
 # charge that a crash takes away are taken again by whoever repeats.
 _RESERVE = text(
-    """
+    f"""
     WITH standing AS (
         SELECT set_config('synchronous_commit', 'off', true)
         FROM state
         WHERE state_id = :state_id AND tenant = :tenant AND generation = :generation
           AND updated_at = :updated_at AND deleted_at IS NULL
     ), taken AS (
-        INSERT INTO option_claim AS held
-            (option_id, tenant, import_id, sink_namespace, sink_value, status, fence,
-             claimed_at, claim_expires_at, decision_id)
-        SELECT CAST(:option_id AS bytea), CAST(:tenant AS text), CAST(:import_id AS text),
-               CAST(:sink_namespace AS text), CAST(:sink_value AS text), 'claimed',
-               CAST(:fence AS bigint), CAST(:now AS timestamptz),
-               CAST(:expires_at AS timestamptz), CAST(:decision_id AS uuid)
-        FROM standing
-        ON CONFLICT (option_id) DO UPDATE SET
-            import_id = excluded.import_id,
-            sink_namespace = excluded.sink_namespace,
-            sink_value = excluded.sink_value,
-            fence = excluded.fence,
-            claimed_at = excluded.claimed_at,
-            claim_expires_at = excluded.claim_expires_at,
-            decision_id = excluded.decision_id
-        WHERE held.status = 'claimed' AND held.claim_expires_at <= excluded.claimed_at
-        RETURNING fence
+        {CLAIM.format(source="FROM standing")}
     ), charged AS (
         UPDATE quota_tenant AS held SET
             payload_bytes = held.payload_bytes + CAST(:payload_bytes AS bigint),
@@ -70,7 +54,7 @@ _RESERVE = text(
              AS new(kind, bytes)
     )
     SELECT (SELECT count(*) FROM taken) AS taken, (SELECT count(*) FROM charged) AS charged
-    """
+    """  # noqa: S608 - statements of this service only
 )
 
 
@@ -100,19 +84,10 @@ async def reserve(
     Not taken: the state changed, or the option is consumed or claimed. Not charged: the tenant
     never held anything, was charged for this before, or would be beyond a limit.
     """
-    values = {
+    values = claim_values(claim) | {
         "state_id": stored.state_id,
         "generation": stored.generation,
         "updated_at": stored.updated_at,
-        "option_id": claim.option_id.bytes,
-        "tenant": claim.tenant,
-        "import_id": claim.import_id,
-        "sink_namespace": claim.sink_namespace,
-        "sink_value": claim.sink_value,
-        "fence": claim.fence,
-        "now": claim.now,
-        "expires_at": claim.expires_at,
-        "decision_id": claim.decision_id,
         "session_id": movement.session_id,
         "payload_bytes": movement.payload_bytes,
         "worker": movement.worker,

@@ -65,10 +65,6 @@ class Sink:
     # While it is filling: stops the transfer that fills it.
     stop: Callable[[], None] | None = None
 
-    @property
-    def finished(self) -> bool:
-        return not TRANSITIONS[self.state]
-
     def facts(self) -> SinkFacts:
         return SinkFacts(
             sink_id=self.sink_id,
