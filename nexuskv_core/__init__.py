@@ -7,6 +7,7 @@ and stands in only where NEXUSKV_ALLOW_REFERENCE=1 allows it.
 import os
 from typing import TYPE_CHECKING, Literal
 
+from nexuskv_core.block_reference import BlockIndex, Progress, chain
 from nexuskv_core.rules import (
     CLASS_EXACT,
     CLASS_PARTIAL,
@@ -47,8 +48,11 @@ __all__ = [
     "RULE_CHECKPOINT",
     "RULE_EXACT_ONLY",
     "RULE_PREFIX_CLOSED",
+    "BlockIndex",
     "MatchSet",
     "PrefixIndex",
+    "Progress",
     "TokenText",
+    "chain",
     "siphash_128",
 ]
