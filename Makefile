@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
-CORE := $(wildcard nexuskv_core/*.pyx nexuskv_core/*.pxd)
+CORE := $(wildcard nexuskv_core/*.pyx nexuskv_core/*.pxd nexuskv_core/arena/*.[ch])
 T ?= tests
 ARGS ?=
 

@@ -7,7 +7,7 @@ and stands in only where NEXUSKV_ALLOW_REFERENCE=1 allows it.
 import os
 from typing import TYPE_CHECKING, Literal
 
-from nexuskv_core.block_reference import BlockIndex, Progress, chain
+from nexuskv_core.block_reference import Progress
 from nexuskv_core.rules import (
     CLASS_EXACT,
     CLASS_PARTIAL,
@@ -20,10 +20,12 @@ from nexuskv_core.rules import (
 IMPLEMENTATION: Literal["compiled", "reference"]
 
 if TYPE_CHECKING:
+    from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
     from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
     from nexuskv_core._scan import TokenText
 else:
     try:
+        from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
         from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
         from nexuskv_core._scan import TokenText
 
@@ -36,6 +38,7 @@ else:
                 "`pip install --no-deps -e .` where a C compiler is present; to run the slow "
                 "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
             ) from missing
+        from nexuskv_core.block_reference import BlockIndex, BusyError, IndexFullError, chain
         from nexuskv_core.reference import MatchSet, PrefixIndex, TokenText, siphash_128
 
         IMPLEMENTATION = "reference"
@@ -49,6 +52,8 @@ __all__ = [
     "RULE_EXACT_ONLY",
     "RULE_PREFIX_CLOSED",
     "BlockIndex",
+    "BusyError",
+    "IndexFullError",
     "MatchSet",
     "PrefixIndex",
     "Progress",

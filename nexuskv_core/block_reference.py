@@ -15,6 +15,14 @@ U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 Segment = tuple[int, int, int]
 
 
+class BusyError(RuntimeError):
+    """The writer did not finish a change; never raised here."""
+
+
+class IndexFullError(RuntimeError):
+    """Nothing can be forgotten to make room; never raised here."""
+
+
 class Progress(NamedTuple):
     """How far a stream was applied; `state` is the caller's."""
 
@@ -33,8 +41,9 @@ def chain(
 ) -> bytes:
     """The 16-byte keys of a list's whole blocks, one after the other.
 
-    A key is SipHash-1-3-128 under the scope's key of the parent's key (zeros for the first block),
-    the block's extra digest (16 bytes, where it has one) and its tokens as little-endian u32.
+    A key is SipHash-1-3-128 under the scope's key of the block's tokens as little-endian u32 (with
+    zeros up to a multiple of 8 bytes), its extra digest (16 bytes, where it has one) and the key of
+    its parent (zeros for the first block).
     """
     packed = array("I", tokens)
     if not 1 <= block_tokens <= MAX_BLOCK_TOKENS:
@@ -47,7 +56,8 @@ def chain(
     for block in range(blocks):
         extra = b"" if extras is None else extras[block] or b""
         text = packed[block * block_tokens : (block + 1) * block_tokens].tobytes()
-        previous = siphash_128(scope_key, previous + extra + text)
+        text += bytes(-len(text) % 8)
+        previous = siphash_128(scope_key, text + extra + previous)
         keys.append(previous)
     return b"".join(keys)
 
@@ -77,13 +87,12 @@ class BlockIndex:
     their stream only. Keys are 16 bytes, chained: equal keys are equal chains.
     """
 
-    def __init__(self, *, max_blocks: int = 1 << 32) -> None:
+    def __init__(self) -> None:
         self._streams: list[_Stream | None] = [None]
         self._holders: list[_Holder | None] = [None]
         # Key -> its parent's, for every block that is held or has such a descendant.
         self._parents: dict[bytes, bytes | None] = {}
         self._children: dict[bytes, set[bytes]] = {}
-        self._max_blocks = max_blocks
         self.collisions = 0
 
     # ---- streams and holders

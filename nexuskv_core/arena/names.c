@@ -1,0 +1,256 @@
+/* What streams call blocks. A name is found by the table of names, whose number is a cell: a place
+ * in a page of names; the page says which stream and which blocks of which run it is of.
+ */
+#include <string.h>
+
+#include "run_parts.h"
+
+static uint32_t place_of(const nkv_arena *a, const nkv_run *r, uint32_t stream) {
+    const nkv_naming *namings = nkv_namings(a, r);
+    uint32_t lo = 0, hi = r->naming_count;
+    while (lo < hi) {
+        uint32_t mid = (lo + hi) / 2;
+        if (namings[mid].stream < stream) lo = mid + 1;
+        else hi = mid;
+    }
+    return lo;
+}
+
+static nkv_naming *naming_of(nkv_arena *a, nkv_run *r, uint32_t stream) {
+    uint32_t at = place_of(a, r, stream);
+    nkv_naming *namings = nkv_namings(a, r);
+    if (at < r->naming_count && namings[at].stream == stream) return &namings[at];
+    if (r->naming_count == r->naming_cap) {
+        size_t bytes = nkv_heap_fits((r->naming_cap + 1) * sizeof *namings);
+        uint32_t unit = nkv_heap_take(a, bytes);
+        if (!unit) return NULL;
+        if (r->naming_count)
+            memcpy(nkv_heap_at(a, unit), namings, r->naming_count * sizeof *namings);
+        if (r->naming_cap) nkv_heap_give(a, r->names, r->naming_cap * sizeof *namings);
+        r->names = unit;
+        r->naming_cap = (uint32_t)(bytes / sizeof *namings);
+        namings = nkv_namings(a, r);
+    }
+    memmove(namings + at + 1, namings + at, (size_t)(r->naming_count - at) * sizeof *namings);
+    memset(&namings[at], 0, sizeof *namings);
+    namings[at].stream = stream;
+    r->naming_count++;
+    return &namings[at];
+}
+
+static uint32_t page_at(const nkv_arena *a, const nkv_naming *n, uint32_t index) {
+    if (index >= n->cap) return 0;
+    return n->cap > 1 ? ((const uint32_t *)nkv_heap_at(a, n->dir))[index] : n->dir;
+}
+
+static void set_page(nkv_arena *a, nkv_naming *n, uint32_t index, uint32_t page) {
+    if (n->cap > 1) ((uint32_t *)nkv_heap_at(a, n->dir))[index] = page;
+    else n->dir = page;
+}
+
+static int reserve_dir(nkv_arena *a, nkv_naming *n, uint32_t pages) {
+    uint32_t cap = n->cap, dir;
+    if (pages <= cap) return NKV_OK;
+    if (cap == 0 && pages == 1) {
+        n->cap = 1;
+        return NKV_OK;
+    }
+    while (cap < pages) cap = cap < 4 ? 4 : cap * 2;
+    dir = nkv_heap_take(a, cap * sizeof(uint32_t));
+    if (!dir) return NKV_NO_MEMORY;
+    memset(nkv_heap_at(a, dir), 0, cap * sizeof(uint32_t));
+    if (n->cap == 1) {
+        *(uint32_t *)nkv_heap_at(a, dir) = n->dir;
+    } else if (n->cap > 1) {
+        memcpy(nkv_heap_at(a, dir), nkv_heap_at(a, n->dir), n->cap * sizeof(uint32_t));
+        nkv_heap_give(a, n->dir, n->cap * sizeof(uint32_t));
+    }
+    n->dir = dir;
+    n->cap = cap;
+    return NKV_OK;
+}
+
+static uint32_t page_for(nkv_arena *a, nkv_naming *n, uint32_t run, uint32_t index) {
+    uint32_t page = page_at(a, n, index);
+    nkv_name_page *p;
+    if (page) return page;
+    if (reserve_dir(a, n, index + 1) != NKV_OK) return 0;
+    page = nkv_pool_take(a, &a->h->name_pages, sizeof(nkv_name_page), 0);
+    if (!page) return 0;
+    p = &a->name_pages[page];
+    p->run = run;
+    p->index = index;
+    p->stream = n->stream;
+    __atomic_store_n(&p->set, 0, __ATOMIC_RELEASE);
+    set_page(a, n, index, page);
+    return page;
+}
+
+uint32_t nkv_name_tag(const nkv_arena *a, uint32_t stream, uint64_t name) {
+    uint64_t x = (name ^ a->h->secret[0]) + stream * 0x9e3779b97f4a7c15ULL;
+    x = (x ^ (x >> 32)) * (a->h->secret[1] | 1);
+    x = (x ^ (x >> 29)) * 0xbf58476d1ce4e5b9ULL;
+    return (uint32_t)(x >> 32);
+}
+
+/* The cell of a name, or 0. */
+static uint32_t cell_of(const nkv_arena *a, uint32_t stream, uint64_t name, uint32_t tag) {
+    nkv_probe probe;
+    uint32_t cell;
+    nkv_probe_start(&probe, a, &a->h->names, tag);
+    while ((cell = nkv_probe_next(&probe)) != 0) {
+        const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
+        uint32_t i = cell % NKV_PAGE_BLOCKS;
+        if (cell / NKV_PAGE_BLOCKS < a->h->name_pages.capacity && p->name[i] == name &&
+            p->stream == stream && (__atomic_load_n(&p->set, __ATOMIC_ACQUIRE) >> i & 1))
+            return cell;
+    }
+    return 0;
+}
+
+nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name) {
+    nkv_block found = {0, 0};
+    uint32_t cell = cell_of(a, stream, name, nkv_name_tag(a, stream, name));
+    if (cell) {
+        const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
+        found.run = p->run;
+        found.off = p->index * NKV_PAGE_BLOCKS + cell % NKV_PAGE_BLOCKS;
+    }
+    return found;
+}
+
+static void clear_cell(nkv_arena *a, uint32_t page, uint32_t i) {
+    nkv_name_page *p = &a->name_pages[page];
+    nkv_table_drop(a, &a->h->names, nkv_name_tag(a, p->stream, p->name[i]),
+                   page * NKV_PAGE_BLOCKS + i);
+    __atomic_store_n(&p->set, p->set & ~(1u << i), __ATOMIC_RELEASE);
+}
+
+static void give_page(nkv_arena *a, nkv_naming *n, uint32_t index) {
+    uint32_t page = page_at(a, n, index);
+    set_page(a, n, index, 0);
+    /* The link lies in the names, which are not read while `set` is 0. */
+    nkv_pool_give(a, &a->h->name_pages, sizeof(nkv_name_page), 0, page);
+}
+
+/* The page of the stream's names for a block; 0 without memory. */
+static uint32_t page_of(nkv_arena *a, uint32_t run, uint32_t stream, uint32_t index) {
+    nkv_run *r = &a->runs[run];
+    uint32_t at = place_of(a, r, stream), page = 0;
+    const nkv_naming *found = nkv_namings(a, r) + at;
+    nkv_naming *n;
+    if (at < r->naming_count && found->stream == stream) page = page_at(a, found, index);
+    if (page) return page;
+    nkv_begin(&r->seq);
+    n = naming_of(a, r, stream);
+    page = n ? page_for(a, n, run, index) : 0;
+    nkv_end(&r->seq);
+    return page;
+}
+
+/* Where the name is in the table, or else the free slot that it goes to; NULL where none is left.
+ * One look for both, since most names are new. */
+static uint64_t *slot_of(nkv_arena *a, uint32_t stream, uint64_t name, uint32_t tag) {
+    const nkv_table *t = &a->h->names;
+    int area;
+    uint64_t bucket = nkv_home(t, tag, &area), end = t->buckets[area] + NKV_SPARE_BUCKETS;
+    for (; bucket < end; bucket++) {
+        uint64_t *slots = nkv_slots(a, t->area[area] + bucket * 64);
+        for (uint32_t i = 0; i < NKV_BUCKET_SLOTS; i++) {
+            uint32_t cell = (uint32_t)slots[i], at = cell % NKV_PAGE_BLOCKS;
+            const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
+            if (slots[i] == 0) return &slots[i];
+            if (slots[i] >> 32 == tag && p->name[at] == name && p->stream == stream &&
+                (p->set >> at & 1))
+                return &slots[i];
+        }
+    }
+    return NULL;
+}
+
+uint32_t nkv_names_put(nkv_arena *a, nkv_block first, uint32_t stream, const uint64_t *names,
+                       uint32_t count, nkv_block *other) {
+    uint32_t tags[NKV_PIECE_BLOCKS], page = 0;
+    other->run = other->off = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        tags[i] = nkv_name_tag(a, stream, names[i]);
+        nkv_table_prefetch(a, &a->h->names, tags[i]);
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t off = first.off + i, at = off % NKV_PAGE_BLOCKS, cell;
+        nkv_name_page *p;
+        uint64_t *slot;
+        if (!page || !at) page = page_of(a, first.run, stream, off / NKV_PAGE_BLOCKS);
+        if (!page) return i;
+        p = &a->name_pages[page];
+        if (p->set >> at & 1) {
+            if (p->name[at] == names[i]) continue;
+            clear_cell(a, page, at);
+        }
+        a->h->names.count++;
+        nkv_table_grow(a, &a->h->names);
+        slot = slot_of(a, stream, names[i], tags[i]);
+        if (!slot || *slot) {
+            a->h->names.count--;
+            if (!slot) return i;
+            cell = (uint32_t)*slot;
+            other->run = a->name_pages[cell / NKV_PAGE_BLOCKS].run;
+            other->off = a->name_pages[cell / NKV_PAGE_BLOCKS].index * NKV_PAGE_BLOCKS +
+                         cell % NKV_PAGE_BLOCKS;
+            return i;
+        }
+        p->name[at] = names[i];
+        __atomic_store_n(&p->set, p->set | 1u << at, __ATOMIC_RELEASE);
+        __atomic_store_n(slot, (uint64_t)tags[i] << 32 | (page * NKV_PAGE_BLOCKS + at),
+                         __ATOMIC_RELEASE);
+    }
+    return count;
+}
+
+void nkv_name_drop(nkv_arena *a, uint32_t stream, uint64_t name) {
+    uint32_t cell = cell_of(a, stream, name, nkv_name_tag(a, stream, name));
+    if (cell) clear_cell(a, cell / NKV_PAGE_BLOCKS, cell % NKV_PAGE_BLOCKS);
+}
+
+/* Remove the names of blocks from `len` on; whether any is left. */
+static int cut_naming(nkv_arena *a, nkv_naming *n, uint32_t len, uint32_t end) {
+    int left = 0;
+    uint32_t last = (end + NKV_PAGE_BLOCKS - 1) / NKV_PAGE_BLOCKS;
+    for (uint32_t index = len / NKV_PAGE_BLOCKS; index < last && index < n->cap; index++) {
+        uint32_t page = page_at(a, n, index);
+        uint32_t first = index * NKV_PAGE_BLOCKS;
+        if (!page) continue;
+        for (uint32_t i = len > first ? len - first : 0; i < NKV_PAGE_BLOCKS; i++)
+            if (a->name_pages[page].set >> i & 1) clear_cell(a, page, i);
+        if (a->name_pages[page].set) left = 1;
+        else give_page(a, n, index);
+    }
+    for (uint32_t index = 0; !left && index < len / NKV_PAGE_BLOCKS && index < n->cap; index++)
+        left = page_at(a, n, index) != 0;
+    return left;
+}
+
+static void drop_naming(nkv_arena *a, nkv_run *r, uint32_t at) {
+    nkv_naming *namings = nkv_namings(a, r);
+    if (namings[at].cap > 1) nkv_heap_give(a, namings[at].dir, namings[at].cap * sizeof(uint32_t));
+    r->naming_count--;
+    memmove(&namings[at], &namings[at + 1], (size_t)(r->naming_count - at) * sizeof *namings);
+    if (r->naming_count == 0) {
+        nkv_heap_give(a, r->names, r->naming_cap * sizeof *namings);
+        r->names = r->naming_cap = 0;
+    }
+}
+
+void nkv_names_cut(nkv_arena *a, nkv_run *r, uint32_t len) {
+    for (uint32_t at = r->naming_count; at-- > 0;)
+        if (!cut_naming(a, nkv_namings(a, r) + at, len, r->len)) drop_naming(a, r, at);
+}
+
+void nkv_names_purge(nkv_arena *a, nkv_run *r) {
+    for (uint32_t at = r->naming_count; at-- > 0;) {
+        nkv_naming *n = nkv_namings(a, r) + at;
+        if (a->streams[n->stream].state == NKV_OPEN) continue;
+        cut_naming(a, n, 0, r->len);
+        drop_naming(a, r, at);
+    }
+}

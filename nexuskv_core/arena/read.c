@@ -1,0 +1,379 @@
+/* Finding, beside a writer that may be in the midst of anything. What a run says is used only when
+ * its version was even and is still the same afterwards; numbers read before that is known are
+ * checked against what the arena has.
+ */
+#include <stdlib.h>
+#include <string.h>
+
+#include "index.h"
+
+enum {
+    SPINS = 20000,             /* looks at a version that is odd */
+    TRIES = 200,               /* of reading a run, or a table, again */
+    TORN = 1,
+};
+
+typedef struct {
+    const nkv_key *keys;
+    nkv_key_at at;             /* instead of `keys`, where it is not NULL */
+    void *context;
+} nkv_path;
+
+typedef struct {
+    uint32_t id, seq;
+    nkv_run r;                 /* its first 64 bytes */
+} nkv_view;
+
+static inline const nkv_key *path_key(const nkv_path *path, uint32_t i) {
+    return path->at ? path->at(path->context, i) : path->keys + i;
+}
+
+static int look(const nkv_arena *a, uint32_t run, nkv_view *v) {
+    const nkv_run *r = &a->runs[run];
+    if (run >= a->h->runs.capacity) return TORN;
+    v->id = run;
+    for (int i = 0; i < SPINS; i++) {
+        v->seq = nkv_seen(&r->seq);
+        if (!(v->seq & 1)) {
+            memcpy(&v->r, r, 64);
+            return nkv_same(&r->seq, v->seq) ? NKV_OK : TORN;
+        }
+#if defined(__x86_64__)
+        __builtin_ia32_pause();
+#endif
+    }
+    return NKV_BUSY;
+}
+
+static inline int still(const nkv_arena *a, const nkv_view *v) {
+    return nkv_same(&a->runs[v->id].seq, v->seq);
+}
+
+static inline int in_heap(const nkv_arena *a, uint32_t unit, uint64_t bytes) {
+    return (uint64_t)unit * NKV_HEAP_UNIT + bytes <=
+           (uint64_t)a->h->heap_capacity * NKV_HEAP_UNIT;
+}
+
+/* NULL when the view cannot be true. */
+static inline const nkv_key *view_key(const nkv_arena *a, const nkv_view *v, uint32_t off) {
+    uint32_t index = off / NKV_PAGE_BLOCKS, page = v->r.dir;
+    if (v->r.pages_cap > 1) {
+        if (!in_heap(a, page, 4 * ((uint64_t)index + 1))) return NULL;
+        page = ((const uint32_t *)nkv_heap_at(a, page))[index];
+    }
+    if (page >= a->h->key_pages.capacity) return NULL;
+    return nkv_key_page(a, page) + off % NKV_PAGE_BLOCKS;
+}
+
+/* The run that begins with the key: NKV_OK with the view, or with id 0 where there is none. */
+static int find_head(const nkv_arena *a, const nkv_key *key, nkv_view *v) {
+    const nkv_table *t = &a->h->heads;
+    if (!key) return NKV_BAD_KEY;
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t seen = nkv_seen(&t->seq), run;
+        int torn = 0;
+        nkv_probe probe;
+        nkv_probe_start(&probe, a, t, nkv_head_tag(key));
+        while ((run = nkv_probe_next(&probe)) != 0) {
+            int status = look(a, run, v);
+            const nkv_key *first;
+            if (status < 0) return status;
+            first = status == NKV_OK && v->r.len ? view_key(a, v, 0) : NULL;
+            if (first && nkv_key_equal(first, key) && still(a, v)) return NKV_OK;
+            if (status == TORN || !still(a, v)) torn = 1;
+        }
+        v->id = 0;
+        if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
+    }
+    return NKV_BUSY;
+}
+
+/* ---- stretches found */
+
+void nkv_segments_free(nkv_segments *s) {
+    free(s->found);
+    free(s->ends);
+    memset(s, 0, sizeof *s);
+}
+
+static int add_segment(nkv_segments *s, uint32_t holder, uint32_t start, uint32_t end) {
+    if (s->count == s->capacity) {
+        uint32_t capacity = s->capacity ? s->capacity * 2 : 64;
+        void *more = realloc(s->found, capacity * sizeof *s->found);
+        if (!more) return NKV_NO_MEMORY;
+        s->found = more;
+        s->capacity = capacity;
+    }
+    s->found[s->count].holder = holder;
+    s->found[s->count].start = start;
+    s->found[s->count++].end = end;
+    return NKV_OK;
+}
+
+/* Where a run begins on the path, which stretches reach it, and what it adds. */
+typedef struct {
+    uint32_t at;               /* blocks of the path before the run */
+    uint32_t matched;          /* blocks of the run on the path */
+    uint32_t reaching;         /* of `ends`, the first so many */
+    uint32_t next;             /* of them, the one to look at now */
+    int first_only;            /* only stretches from the path's first block on */
+} nkv_step;
+
+static int note_end(nkv_segments *s, uint32_t segment) {
+    if (s->end_count == s->end_capacity) {
+        uint32_t capacity = s->end_capacity ? s->end_capacity * 2 : 64;
+        void *more = realloc(s->ends, capacity * sizeof *s->ends);
+        if (!more) return NKV_NO_MEMORY;
+        s->ends = more;
+        s->end_capacity = capacity;
+    }
+    s->ends[s->end_count++] = segment;
+    return NKV_OK;
+}
+
+/* Blocks from .. to - 1 of the run are at the holder; `ends` is in the order of holders. */
+static int note(nkv_segments *s, nkv_step *step, uint32_t holder, uint32_t from, uint32_t to) {
+    uint32_t segment = s->count;
+    if (from == 0 && step->at) {
+        while (step->next < step->reaching && s->found[s->ends[step->next]].holder < holder)
+            step->next++;
+        if (step->next < step->reaching && s->found[s->ends[step->next]].holder == holder) {
+            segment = s->ends[step->next++];
+            s->found[segment].end = step->at + to;
+        }
+    }
+    if (segment == s->count) {
+        if (step->first_only && step->at + from) return NKV_OK;
+        if (add_segment(s, holder, step->at + from, step->at + to) != NKV_OK)
+            return NKV_NO_MEMORY;
+    }
+    return to == step->matched ? note_end(s, segment) : NKV_OK;
+}
+
+static int note_bits(const nkv_arena *a, const nkv_hold *e, nkv_segments *s, nkv_step *step) {
+    const nkv_bits *bits = nkv_heap_at(a, e->bits);
+    uint32_t hi = e->hi < step->matched ? e->hi : step->matched, at = e->lo;
+    if (!in_heap(a, e->bits, sizeof *bits) || !in_heap(a, e->bits, 16 + 8 * (uint64_t)bits->words) ||
+        hi > bits->words * 64)
+        return TORN;
+    while (at < hi) {
+        uint32_t from;
+        while (at < hi && !nkv_bit(bits, at)) at++;
+        from = at;
+        while (at < hi && nkv_bit(bits, at)) at++;
+        if (from < at && note(s, step, e->holder, from, at) != NKV_OK) return NKV_NO_MEMORY;
+        if (step->first_only) break;
+    }
+    return NKV_OK;
+}
+
+static int note_holds(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nkv_step *step,
+                      uint32_t stream) {
+    uint32_t count = v->r.hold_count;
+    const nkv_hold *holds = nkv_heap_at(a, v->r.holds);
+    if (count > NKV_MAX_RUN_HOLDERS || !in_heap(a, v->r.holds, count * sizeof *holds)) return TORN;
+    for (uint32_t i = 0; i < count; i++) {
+        nkv_hold e = holds[i];
+        const nkv_holder *o = &a->holders[e.holder];
+        int status = NKV_OK;
+        if (e.holder >= a->h->holders.capacity) return TORN;
+        if (e.lo >= step->matched || (step->first_only && e.lo)) continue;
+        if (__atomic_load_n(&o->state, __ATOMIC_ACQUIRE) != NKV_OPEN) continue;
+        if (stream && o->stream != stream) continue;
+        if (e.bits)
+            status = note_bits(a, &e, s, step);
+        else if (e.lo < e.hi)
+            status = note(s, step, e.holder, e.lo, e.hi < step->matched ? e.hi : step->matched);
+        if (status != NKV_OK) return status;
+    }
+    return NKV_OK;
+}
+
+/* How many blocks of the run the path goes along, at least the first; 0 where the view is torn,
+ * below where a key is bad. A key stands for all before it, so halving finds where they part. */
+static int64_t follow(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
+                      uint32_t count) {
+    uint32_t most = v->r.len < count - at ? v->r.len : count - at, same = 1, differs = most;
+    const nkv_key *last = view_key(a, v, most - 1), *wanted = path_key(path, at + most - 1);
+    if (!wanted) return NKV_BAD_KEY;
+    if (!last) return 0;
+    if (nkv_key_equal(last, wanted)) return most;
+    while (same + 1 < differs) {
+        uint32_t mid = same + (differs - same) / 2;
+        const nkv_key *key = view_key(a, v, mid - 1);
+        wanted = path_key(path, at + mid - 1);
+        if (!wanted) return NKV_BAD_KEY;
+        if (!key) return 0;
+        if (nkv_key_equal(key, wanted)) same = mid;
+        else differs = mid;
+    }
+    return same;
+}
+
+/* Take in what one run says, whose view is fresh; TORN when it changed meanwhile. */
+static int take_run(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nkv_step *step,
+                    uint32_t stream) {
+    uint32_t count = s->count, reaching = s->end_count;
+    int status;
+    step->reaching = reaching;
+    step->next = 0;
+    status = note_holds(a, v, s, step, stream);
+    if (status == NKV_OK && still(a, v)) {
+        memmove(s->ends, s->ends + reaching, (s->end_count - reaching) * sizeof *s->ends);
+        s->end_count -= reaching;
+        return NKV_OK;
+    }
+    for (uint32_t i = 0; i < reaching; i++) s->found[s->ends[i]].end = step->at;
+    s->count = count;
+    s->end_count = reaching;
+    return status < 0 ? status : TORN;
+}
+
+static int walk(const nkv_arena *a, const nkv_path *path, uint32_t count, int first_only,
+                nkv_segments *s) {
+    nkv_step step = {0, 0, 0, 0, first_only};
+    int tries = 0;
+    s->count = s->end_count = 0;
+    while (step.at < count) {
+        nkv_view v;
+        int64_t matched;
+        int status = find_head(a, path_key(path, step.at), &v);
+        if (status != NKV_OK) return status;
+        if (!v.id) break;
+        __builtin_prefetch(nkv_heap_at(a, v.r.holds < a->h->heap_capacity ? v.r.holds : 0));
+        matched = follow(a, &v, path, step.at, count);
+        if (matched < 0) return (int)matched;
+        step.matched = (uint32_t)matched;
+        status = matched < 1 ? TORN : take_run(a, &v, s, &step, 0);
+        if (status < 0) return status;
+        if (status == TORN) {
+            if (++tries > TRIES) return NKV_BUSY;
+            continue;
+        }
+        step.at += step.matched;
+        if (first_only && !s->end_count) break;
+    }
+    return NKV_OK;
+}
+
+int nkv_find(const nkv_arena *a, const nkv_key *keys, uint32_t count, nkv_segments *out) {
+    nkv_path path = {keys, NULL, NULL};
+    return walk(a, &path, count, 0, out);
+}
+
+int nkv_reach(const nkv_arena *a, const nkv_key *keys, uint32_t count, nkv_segments *out) {
+    nkv_path path = {keys, NULL, NULL};
+    return walk(a, &path, count, 1, out);
+}
+
+int nkv_reach_at(const nkv_arena *a, nkv_key_at at, void *context, uint32_t count,
+                 nkv_segments *out) {
+    nkv_path path = {NULL, at, context};
+    return walk(a, &path, count, 1, out);
+}
+
+/* ---- by name */
+
+/* The block of a name, and a view of its run; run 0 when no block has it. */
+static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_block *at,
+                     nkv_view *v) {
+    const nkv_table *t = &a->h->names;
+    uint32_t tag = nkv_name_tag(a, stream, name);
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t seen = nkv_seen(&t->seq), cell;
+        int torn = 0;
+        nkv_probe probe;
+        nkv_probe_start(&probe, a, t, tag);
+        while ((cell = nkv_probe_next(&probe)) != 0) {
+            uint32_t slot = cell % NKV_PAGE_BLOCKS, run;
+            const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
+            int status;
+            if (cell / NKV_PAGE_BLOCKS >= a->h->name_pages.capacity) continue;
+            run = __atomic_load_n(&p->run, __ATOMIC_ACQUIRE);
+            status = look(a, run, v);
+            if (status < 0) return status;
+            if (status == TORN) {
+                torn = 1;
+                continue;
+            }
+            if (!(__atomic_load_n(&p->set, __ATOMIC_ACQUIRE) >> slot & 1) ||
+                p->name[slot] != name || p->stream != stream || p->run != run)
+                continue;
+            at->run = run;
+            at->off = p->index * NKV_PAGE_BLOCKS + slot;
+            if (still(a, v) && at->off < v->r.len) return NKV_OK;
+            torn = 1;
+        }
+        at->run = 0;
+        if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
+    }
+    return NKV_BUSY;
+}
+
+int nkv_key_of(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_key *key) {
+    for (int i = 0; i < TRIES; i++) {
+        nkv_block at;
+        nkv_view v;
+        const nkv_key *found;
+        int status = look_name(a, stream, name, &at, &v);
+        if (status != NKV_OK) return status;
+        if (!at.run) return 0;
+        found = view_key(a, &v, at.off);
+        if (found) *key = *found;
+        if (found && still(a, &v)) return 1;
+    }
+    return NKV_BUSY;
+}
+
+/* How many names from `i` on are those of the run's blocks from its first one on. */
+static int along(const nkv_arena *a, uint32_t stream, const uint64_t *names, uint32_t i,
+                 uint32_t count, nkv_view *v, uint32_t *matched) {
+    *matched = 1;
+    while (i + *matched < count && *matched < v->r.len) {
+        nkv_block at;
+        nkv_view other;
+        int status = look_name(a, stream, names[i + *matched], &at, &other);
+        if (status != NKV_OK) return status;
+        if (at.run != v->id || at.off != *matched) break;
+        ++*matched;
+    }
+    return NKV_OK;
+}
+
+int nkv_find_names(const nkv_arena *a, uint32_t stream, const uint64_t *names, uint32_t count,
+                   nkv_segments *s) {
+    nkv_step step = {0, 0, 0, 0, 0};
+    nkv_block above = {0, 0};
+    int tries = 0;
+    s->count = s->end_count = 0;
+    while (step.at < count) {
+        nkv_block at;
+        nkv_view v;
+        int status = look_name(a, stream, names[step.at], &at, &v);
+        if (status != NKV_OK) return status;
+        if (!at.run || at.off || v.r.parent != above.run ||
+            (above.run && v.r.parent_off != above.off))
+            break;
+        status = along(a, stream, names, step.at, count, &v, &step.matched);
+        if (status == NKV_OK) status = take_run(a, &v, s, &step, stream);
+        if (status < 0) return status;
+        if (status == TORN) {
+            if (++tries > TRIES) return NKV_BUSY;
+            continue;
+        }
+        step.at += step.matched;
+        above.run = v.id;
+        above.off = step.matched - 1;
+    }
+    return NKV_OK;
+}
+
+int nkv_progress_get(const nkv_arena *a, uint32_t stream, nkv_stream *out) {
+    const nkv_stream *s = &a->streams[stream];
+    for (int i = 0; i < SPINS; i++) {
+        uint32_t seen = nkv_seen(&s->seq);
+        memcpy(out, s, sizeof *out);
+        if (nkv_same(&s->seq, seen)) return NKV_OK;
+    }
+    return NKV_BUSY;
+}
