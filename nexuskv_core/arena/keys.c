@@ -95,6 +95,7 @@ void nkv_run_cut(nkv_arena *a, uint32_t run, uint32_t len) {
     while (r->len > len) {
         uint32_t next = r->len - len > NKV_PIECE_BLOCKS ? r->len - NKV_PIECE_BLOCKS : len;
         nkv_begin(&r->seq);
+        r->cuts++;
         nkv_holds_cut(a, r, next);
         nkv_names_cut(a, r, next);
         cut_keys(a, r, next);

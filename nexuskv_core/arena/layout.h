@@ -66,7 +66,8 @@ typedef struct {
     uint32_t hold_count, hold_cap;
     uint32_t names;            /* nkv_naming, by rising stream */
     uint32_t naming_count, naming_cap;
-    uint32_t spare[3];
+    uint32_t cuts;             /* changes whenever a block leaves; goes on likewise */
+    uint32_t spare[2];
     /* The writer's own. */
     uint32_t first_child, next_sibling, prev_sibling, children;
     uint32_t last_child_off;   /* the last block that a child hangs on, when there are children */

@@ -2,13 +2,16 @@
  * its version was even and is still the same afterwards; numbers read before that is known are
  * checked against what the arena has.
  */
+#include <sched.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 #include "index.h"
 
 enum {
-    SPINS = 20000,             /* looks at a version that is odd */
+    SPINS = 2000,              /* looks at a version that is odd, before others may run */
+    WAIT_NS = 5000000,         /* for a writer that does not run either, or is dead */
     TRIES = 200,               /* of reading a run, or a table, again */
     TORN = 1,
 };
@@ -28,21 +31,44 @@ static inline const nkv_key *path_key(const nkv_path *path, uint32_t i) {
     return path->at ? path->at(path->context, i) : path->keys + i;
 }
 
-static int look(const nkv_arena *a, uint32_t run, nkv_view *v) {
+static inline void relax(void) {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#endif
+}
+
+static __attribute__((noinline)) uint32_t await_end(const uint32_t *seq) {
+    struct timespec begun, now;
+    uint32_t seen = nkv_seen(seq);
+    for (int i = 0; i < SPINS && seen & 1; i++) {
+        relax();
+        seen = nkv_seen(seq);
+    }
+    clock_gettime(CLOCK_MONOTONIC, &begun);
+    now = begun;
+    while (seen & 1 && (now.tv_sec - begun.tv_sec) * 1000000000LL + now.tv_nsec - begun.tv_nsec <
+                           WAIT_NS) {
+        sched_yield();
+        seen = nkv_seen(seq);
+        clock_gettime(CLOCK_MONOTONIC, &now);
+    }
+    return seen;
+}
+
+/* An even version, or an odd one when the writer did not come to an end. */
+static inline uint32_t await_even(const uint32_t *seq) {
+    uint32_t seen = nkv_seen(seq);
+    return seen & 1 ? await_end(seq) : seen;
+}
+
+static inline int look(const nkv_arena *a, uint32_t run, nkv_view *v) {
     const nkv_run *r = &a->runs[run];
     if (run >= a->h->runs.capacity) return TORN;
     v->id = run;
-    for (int i = 0; i < SPINS; i++) {
-        v->seq = nkv_seen(&r->seq);
-        if (!(v->seq & 1)) {
-            memcpy(&v->r, r, 64);
-            return nkv_same(&r->seq, v->seq) ? NKV_OK : TORN;
-        }
-#if defined(__x86_64__)
-        __builtin_ia32_pause();
-#endif
-    }
-    return NKV_BUSY;
+    v->seq = await_even(&r->seq);
+    if (v->seq & 1) return NKV_BUSY;
+    memcpy(&v->r, r, 64);
+    return nkv_same(&r->seq, v->seq) ? NKV_OK : TORN;
 }
 
 static inline int still(const nkv_arena *a, const nkv_view *v) {
@@ -70,7 +96,7 @@ static int find_head(const nkv_arena *a, const nkv_key *key, nkv_view *v) {
     const nkv_table *t = &a->h->heads;
     if (!key) return NKV_BAD_KEY;
     for (int i = 0; i < TRIES; i++) {
-        uint32_t seen = nkv_seen(&t->seq), run;
+        uint32_t seen = await_even(&t->seq), run;
         int torn = 0;
         nkv_probe probe;
         nkv_probe_start(&probe, a, t, nkv_head_tag(key));
@@ -83,6 +109,7 @@ static int find_head(const nkv_arena *a, const nkv_key *key, nkv_view *v) {
             if (status == TORN || !still(a, v)) torn = 1;
         }
         v->id = 0;
+        if (seen & 1) return NKV_BUSY;
         if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
     }
     return NKV_BUSY;
@@ -280,7 +307,7 @@ static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_blo
     const nkv_table *t = &a->h->names;
     uint32_t tag = nkv_name_tag(a, stream, name);
     for (int i = 0; i < TRIES; i++) {
-        uint32_t seen = nkv_seen(&t->seq), cell;
+        uint32_t seen = await_even(&t->seq), cell;
         int torn = 0;
         nkv_probe probe;
         nkv_probe_start(&probe, a, t, tag);
@@ -305,6 +332,7 @@ static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_blo
             torn = 1;
         }
         at->run = 0;
+        if (seen & 1) return NKV_BUSY;
         if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
     }
     return NKV_BUSY;
@@ -340,6 +368,14 @@ static int along(const nkv_arena *a, uint32_t stream, const uint64_t *names, uin
     return NKV_OK;
 }
 
+/* A view as of now, if no block left the run since the one at hand: looking up many names takes
+ * longer than a busy run stays as it is. */
+static int look_again(const nkv_arena *a, nkv_view *v) {
+    uint32_t cuts = v->r.cuts;
+    int status = look(a, v->id, v);
+    return status == NKV_OK && v->r.cuts != cuts ? TORN : status;
+}
+
 int nkv_find_names(const nkv_arena *a, uint32_t stream, const uint64_t *names, uint32_t count,
                    nkv_segments *s) {
     nkv_step step = {0, 0, 0, 0, 0};
@@ -355,6 +391,7 @@ int nkv_find_names(const nkv_arena *a, uint32_t stream, const uint64_t *names, u
             (above.run && v.r.parent_off != above.off))
             break;
         status = along(a, stream, names, step.at, count, &v, &step.matched);
+        if (status == NKV_OK) status = look_again(a, &v);
         if (status == NKV_OK) status = take_run(a, &v, s, &step, stream);
         if (status < 0) return status;
         if (status == TORN) {
@@ -370,8 +407,8 @@ int nkv_find_names(const nkv_arena *a, uint32_t stream, const uint64_t *names, u
 
 int nkv_progress_get(const nkv_arena *a, uint32_t stream, nkv_stream *out) {
     const nkv_stream *s = &a->streams[stream];
-    for (int i = 0; i < SPINS; i++) {
-        uint32_t seen = nkv_seen(&s->seq);
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t seen = await_even(&s->seq);
         memcpy(out, s, sizeof *out);
         if (nkv_same(&s->seq, seen)) return NKV_OK;
     }

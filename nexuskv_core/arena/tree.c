@@ -96,14 +96,16 @@ static void unhang(nkv_arena *a, uint32_t run, int forgetting) {
 
 uint32_t nkv_run_new(nkv_arena *a, nkv_block above, const nkv_key *keys, uint32_t count) {
     uint32_t run = nkv_pool_take(a, &a->h->runs, sizeof(nkv_run), offsetof(nkv_run, newer));
-    uint32_t seq;
+    uint32_t seq, cuts;
     nkv_run *r;
     if (!run) return 0;
     r = &a->runs[run];
     nkv_begin(&r->seq);
     seq = r->seq;
+    cuts = r->cuts;
     memset(r, 0, sizeof *r);
     r->seq = seq;
+    r->cuts = cuts;
     r->parent = above.run;
     r->parent_off = above.off;
     r->depth = above.run ? a->runs[above.run].depth + above.off + 1 : 0;
