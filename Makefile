@@ -8,7 +8,7 @@ T ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker lock clean
+.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker core-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -43,6 +43,9 @@ fmt: setup ## format and fix what can be fixed
 types: setup ## mypy strict, and the compiled module's stub against the module
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest nexuskv_core --allowlist nexuskv_core/stubtest.allow
+
+core-check: setup ## the core's tests under AddressSanitizer, and its line coverage
+	PYTHON=$(CURDIR)/$(BIN)/python nexuskv_core/check.sh
 
 openapi: setup ## write openapi/v1.json and the JSON Schemas
 	$(BIN)/nexuskv openapi --out openapi

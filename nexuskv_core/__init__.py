@@ -22,12 +22,12 @@ IMPLEMENTATION: Literal["compiled", "reference"]
 if TYPE_CHECKING:
     from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
     from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
-    from nexuskv_core._scan import TokenText
+    from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 else:
     try:
         from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
         from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
-        from nexuskv_core._scan import TokenText
+        from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 
         IMPLEMENTATION = "compiled"
     except ImportError as missing:
@@ -39,7 +39,15 @@ else:
                 "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
             ) from missing
         from nexuskv_core.block_reference import BlockIndex, BusyError, IndexFullError, chain
-        from nexuskv_core.reference import MatchSet, PrefixIndex, TokenText, siphash_128
+        from nexuskv_core.reference import (
+            MatchSet,
+            PrefixIndex,
+            TokenText,
+            msgpack_batch,
+            msgpack_u32,
+            msgpack_u64,
+            siphash_128,
+        )
 
         IMPLEMENTATION = "reference"
 
@@ -59,5 +67,8 @@ __all__ = [
     "Progress",
     "TokenText",
     "chain",
+    "msgpack_batch",
+    "msgpack_u32",
+    "msgpack_u64",
     "siphash_128",
 ]

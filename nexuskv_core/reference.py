@@ -5,8 +5,12 @@ Every match compares the query with every entry of the scope, token by token.
 
 import re
 import struct
+from array import array
 from collections.abc import Iterator
 from typing import Final, NamedTuple
+
+import msgspec
+from typing_extensions import Buffer
 
 from nexuskv_core.rules import (
     BLOCK_TOKENS,
@@ -28,6 +32,33 @@ _TOKEN_ARRAY: Final = re.compile(
     rf"{_SPACE}\[({_SPACE}(?:(?:0|[1-9][0-9]{{0,9}}){_SPACE}"
     rf"(?:,{_SPACE}(?:0|[1-9][0-9]{{0,9}}){_SPACE})*)?)\]{_SPACE}"
 )
+
+
+def msgpack_u32(data: Buffer) -> bytes | None:
+    """A msgpack array of numbers from 0 to 2^32 - 1 as native uint32; None for anything else."""
+    return _packed(data, "I", 0, U32_MAX)
+
+
+def msgpack_u64(data: Buffer) -> bytes | None:
+    """A msgpack array of numbers from -2^63 to 2^64 - 1, modulo 2^64, as native uint64; None for
+    anything else."""
+    return _packed(data, "Q", -(1 << 63), U64_MAX)
+
+
+def msgpack_batch(_data: Buffer, _max_events: int) -> None:
+    """Never reads one; whoever calls it reads the frame in another way then."""
+
+
+def _packed(data: Buffer, code: str, least: int, most: int) -> bytes | None:
+    try:
+        numbers = msgspec.msgpack.decode(data)
+    except (msgspec.DecodeError, RecursionError, UnicodeError):
+        return None
+    if not isinstance(numbers, list) or any(
+        type(number) is not int or not least <= number <= most for number in numbers
+    ):
+        return None
+    return array(code, (number % (most + 1) for number in numbers)).tobytes()
 
 
 class TokenText:

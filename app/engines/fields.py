@@ -6,6 +6,8 @@ from array import array
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+import msgspec
+
 from app.engines.events import ENGINE_POOL, EngineHash
 
 # Also a guard against small frames that would take much memory.
@@ -20,12 +22,18 @@ _I64_LEAST: Final = -(1 << 63)
 _U32: Final = 1 << 32
 
 
+_decoder: Final = msgspec.msgpack.Decoder()
+
+
 class WireError(ValueError):
     """A frame that is not of any known format; its text says what is wrong with it."""
 
 
 class Fields:
-    """A field that is absent is None, as one that is null."""
+    """A field that is absent is None, as one that is null.
+
+    What is still msgpack is read when it is asked for.
+    """
 
     def __init__(self, found: Mapping[Any, Any]) -> None:
         self._found = found
@@ -35,7 +43,7 @@ class Fields:
         """The first of these that is there and not null."""
         self._read.update(names)
         for name in names:
-            value = self._found.get(name)
+            value = plain(self._found.get(name))
             if value is not None:
                 return value
         return None
@@ -61,6 +69,9 @@ class Fields:
         return (self.text("medium") or ENGINE_POOL).lower()
 
     def hashes(self, *names: str) -> tuple[EngineHash, ...]:
+        packed = self._packed(*names)
+        if packed is not None and len(packed) <= MAX_HASHES:
+            return tuple(packed)
         found = self.value(*names)
         if not isinstance(found, list) or len(found) > MAX_HASHES:
             raise WireError(f"{names[0]} is a list of at most {MAX_HASHES} hashes")
@@ -68,6 +79,9 @@ class Fields:
 
     def tokens(self, name: str) -> tuple[bytes, int]:
         """Token ids as little-endian u32, and how many a position has: 2 where each is a pair."""
+        packed = self._packed(name)
+        if packed is not None and len(packed) <= MAX_TOKENS:
+            return _little_endian(packed), 1
         found = self.value(name)
         if found is None:
             return b"", 1
@@ -79,6 +93,15 @@ class Fields:
             raise WireError(f"{name} has pairs, and something else")
         return _packed([token for pair in found for token in pair], name), 2
 
+    def _packed(self, *names: str) -> memoryview | None:
+        """The numbers of a list that was read without an object for each."""
+        self._read.update(names)
+        for name in names:
+            value = self._found.get(name)
+            if value is not None:
+                return value if isinstance(value, memoryview) else None
+        return None
+
     def extra_keys(self) -> tuple[tuple[object, ...] | None, ...] | None:
         found = self.value("extra_keys")
         if found is None:
@@ -86,6 +109,18 @@ class Fields:
         if not isinstance(found, list) or len(found) > MAX_HASHES:
             raise WireError("extra_keys is a list with one entry a block")
         return tuple(None if each is None else _entry(each) for each in found)
+
+
+def plain(value: Any) -> Any:
+    """Raises WireError for what is no msgpack."""
+    if isinstance(value, memoryview):
+        return value.tolist()
+    if not isinstance(value, msgspec.Raw):
+        return value
+    try:
+        return _decoder.decode(value)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise WireError(f"not msgpack: {error}") from error
 
 
 def engine_hash(value: Any) -> EngineHash:
@@ -112,9 +147,14 @@ def _packed(found: Sequence[Any], name: str) -> bytes:
     # True is an integer to Python, and no token.
     if packed is None or any(each is True or each is False for each in found):
         raise WireError(f"{name} has integers from 0 to {_U32 - 1}")
+    return _little_endian(packed)
+
+
+def _little_endian(numbers: "memoryview | array[int]") -> bytes:
     if sys.byteorder == "big":
-        packed.byteswap()
-    return packed.tobytes()
+        numbers = array("I", numbers)
+        numbers.byteswap()
+    return numbers.tobytes()
 
 
 def _entry(value: Any) -> tuple[object, ...]:

@@ -15,8 +15,9 @@ from typing import Any, Final
 import msgspec
 
 from app.engines.events import Batch, Event
-from app.engines.fields import Fields, WireError, whole_number
+from app.engines.fields import Fields, WireError, plain, whole_number
 from app.engines.variants import cleared, removed, stored
+from nexuskv_core import msgpack_batch
 
 # A prompt of a million tokens is 5 MiB.
 MAX_FRAME_BYTES: Final = 16 * 1024 * 1024
@@ -29,7 +30,6 @@ _END_OF_TIME: Final = 1e15
 # Types that say nothing of the cache.
 _SILENT: Final = frozenset({"Ignored"})
 
-_decoder = msgspec.msgpack.Decoder()
 
 _READERS: Final[dict[str, Callable[[Fields], Event]]] = {
     "BlockStored": stored, "stored": stored,
@@ -53,11 +53,7 @@ def decode_batch(payload: bytes) -> Batch:
     """The events of one frame. Raises WireError for a frame of which something was not read."""
     if len(payload) > MAX_FRAME_BYTES:
         raise WireError(f"a frame of {len(payload)} bytes, at most {MAX_FRAME_BYTES}")
-    try:
-        outer = _decoder.decode(payload)
-    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
-        raise WireError(f"not msgpack: {error}") from error
-    at_s, found, dp_rank = _opened(outer)
+    at_s, found, dp_rank = _left_packed(payload) or _opened(plain(msgspec.Raw(payload)))
     if len(found) > MAX_EVENTS:
         raise WireError(f"{len(found)} events in a frame, at most {MAX_EVENTS}")
     skipped: Counter[str] = Counter()
@@ -70,7 +66,7 @@ def decode_batch(payload: bytes) -> Batch:
             events.append(event)
             _count(unknown, fields.unread())
     if dp_rank is None and len(found) == 1 and isinstance(found[0], Mapping):
-        dp_rank = found[0].get("dp_rank")
+        dp_rank = plain(found[0].get("dp_rank"))
     return Batch(
         at_s=at_s,
         events=tuple(events),
@@ -78,6 +74,16 @@ def decode_batch(payload: bytes) -> Batch:
         skipped_types=dict(skipped),
         unknown_fields=dict(unknown),
     )
+
+
+def _left_packed(payload: bytes) -> tuple[float, Sequence[Any], Any] | None:
+    """When, which events, and of which rank; None for a frame that is of another form, or bad.
+
+    Of what engines of today send nothing is an object that need not be.
+    """
+    found = msgpack_batch(payload, MAX_EVENTS)
+    at_s = None if found is None else _number(found[0])
+    return None if found is None or at_s is None else (at_s, found[1], found[2])
 
 
 def _opened(outer: Any) -> tuple[float, Sequence[Any], Any]:
@@ -99,15 +105,16 @@ def _opened(outer: Any) -> tuple[float, Sequence[Any], Any]:
 def _fields(event: Any) -> Fields:
     if isinstance(event, Mapping):
         return Fields(event)
-    if not isinstance(event, list) or not event or not isinstance(event[0], str):
+    kind = plain(event[0]) if isinstance(event, list) and event else None
+    if not isinstance(kind, str):
         raise WireError("an event is a map with its type, or an array that begins with it")
-    names = _POSITIONS.get(event[0], ())
-    named: dict[Any, Any] = {"type": event[0]}
+    names = _POSITIONS.get(kind, ())
+    named: dict[Any, Any] = {"type": kind}
     for number, value in enumerate(event[1:]):
         # Beyond the names that there are, a place is the name.
         name = names[number] if number < len(names) else f"[{number + 1}]"
-        if name == "lora_name" and isinstance(value, Mapping):
-            named |= value
+        if name == "lora_name" and isinstance(plain(value), Mapping):
+            named |= plain(value)
         else:
             named[name] = value
     return Fields(named)

@@ -246,7 +246,8 @@ static int take_run(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nkv_
     step->next = 0;
     status = note_holds(a, v, s, step, stream);
     if (status == NKV_OK && still(a, v)) {
-        memmove(s->ends, s->ends + reaching, (s->end_count - reaching) * sizeof *s->ends);
+        if (reaching)
+            memmove(s->ends, s->ends + reaching, (s->end_count - reaching) * sizeof *s->ends);
         s->end_count -= reaching;
         return NKV_OK;
     }

@@ -5,6 +5,7 @@ number n is `pattern(n)`. Number 0 is stored first and stays; odd ones come and 
 that any prefix of them may be there; number -1 is never stored.
 """
 
+import os
 import random
 import socket
 import sys
@@ -26,14 +27,14 @@ def pattern(number: int) -> tuple[list[int], bytes]:
     return names, keys
 
 
-def write(index: BlockIndex) -> None:
-    """Never returns."""
+def write(index: BlockIndex, parent: int | None = None) -> None:
+    """Ends when its parent process has."""
     chains = [pattern(number) for number in range(CHAINS)]
     pinned = index.open_holder(index.open_stream(b"pinned"))
     index.store(pinned, *chains[0])
     made = random.Random(0)
     holder = index.open_holder(index.open_stream(b"churn"))
-    while True:
+    while parent is None or os.getppid() == parent:
         names, keys = chains[made.randrange(1, CHAINS)]
         index.store(holder, names, keys)
         names, _ = chains[made.randrange(1, CHAINS)]
@@ -48,7 +49,7 @@ def main(handle: int) -> None:
     index = BlockIndex(shared=True, max_blocks=10_000)
     with socket.socket(fileno=handle) as connection:
         socket.send_fds(connection, [b"here"], [index.fd()])
-        write(index)
+        write(index, os.getppid())
 
 
 if __name__ == "__main__":
