@@ -43,6 +43,8 @@ PoliciesReader = Annotated[Principal, Depends(_Having(Scope.POLICIES_READ))]
 PoliciesWriter = Annotated[Principal, Depends(_Having(Scope.POLICIES_WRITE))]
 PoliciesActivator = Annotated[Principal, Depends(_Having(Scope.POLICIES_ACTIVATE))]
 TransfersWriter = Annotated[Principal, Depends(_Having(Scope.TRANSFERS_WRITE))]
+EnginesReader = Annotated[Principal, Depends(_Having(Scope.ENGINES_READ))]
+EventsWriter = Annotated[Principal, Depends(_Having(Scope.EVENTS_WRITE))]
 Admin = Annotated[Principal, Depends(_Having(Scope.ADMIN))]
 
 

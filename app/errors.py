@@ -58,6 +58,10 @@ class ErrorCode(StrEnum):
     LENGTH_REQUIRED = "length_required"
     RANGE_NOT_SATISFIABLE = "range_not_satisfiable"
     WORKER_FULL = "worker_full"
+    ENGINE_HOST_NOT_ALLOWED = "engine_host_not_allowed"
+    ENGINE_CONFLICT = "engine_conflict"
+    EVENTS_MISSING = "events_missing"
+    INDEX_AWAY = "index_away"
 
 
 class ErrorRule(NamedTuple):
@@ -114,6 +118,10 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.LENGTH_REQUIRED: ErrorRule(411, False, "Content-Length is required"),
     ErrorCode.RANGE_NOT_SATISFIABLE: ErrorRule(416, False, "The range is outside the content"),
     ErrorCode.WORKER_FULL: ErrorRule(507, True, "The worker is full"),
+    ErrorCode.ENGINE_HOST_NOT_ALLOWED: ErrorRule(403, False, "The engine's host is not allowed"),
+    ErrorCode.ENGINE_CONFLICT: ErrorRule(409, False, "The engine is registered otherwise"),
+    ErrorCode.EVENTS_MISSING: ErrorRule(409, False, "Frames before this one are missing"),
+    ErrorCode.INDEX_AWAY: ErrorRule(503, True, "The index's writer is away"),
 }
 
 

@@ -9,7 +9,11 @@ from fastapi import FastAPI
 from starlette.types import Receive, Scope, Send
 
 from app.api import include_routers
+from app.api.engine_openapi import add_engines
+from app.api.indexer_errors import IndexerErrorsMiddleware
 from app.api.openapi import add_policies, add_states
+from app.api.queries import Queries
+from app.api.query_openapi import add_queries
 from app.api.worker_access import WorkerAccess
 from app.api.worker_openapi import add_workers
 from app.bridge.endpoints import HEALTH_PATH, PREFIX, Bridge
@@ -32,13 +36,14 @@ shape. Authenticate with `Authorization: Bearer nkv_...`.
 
 
 class NexusApp(FastAPI):
-    """FastAPI, with the bridge's operations reached before its router and middleware.
+    """FastAPI, with the bridge's operations and queries reached before its router and middleware.
 
     They are the hot path: the router, its dependencies and its middleware would cost more than the
     answer does. They are in the OpenAPI document all the same.
     """
 
     bridge: Bridge
+    queries: Queries
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -46,11 +51,16 @@ class NexusApp(FastAPI):
             if path.startswith(PREFIX) or path == HEALTH_PATH:
                 await self.bridge(scope, receive, send)
                 return
+            if self.queries.serve(scope):
+                await self.queries(scope, receive, send)
+                return
         await super().__call__(scope, receive, send)
 
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
-            found = add_workers(add_policies(add_states(super().openapi())))
+            found = add_engines(
+                add_queries(add_workers(add_policies(add_states(super().openapi()))))
+            )
             self.openapi_schema = add_bridge(found)
         return self.openapi_schema
 
@@ -95,9 +105,13 @@ def create_app(
         clock=clock,
         ids=ids,
     )
+    app.queries = Queries(
+        services.access, services.matcher, metrics=services.metrics, clock=clock, ids=ids
+    )
     include_routers(app, services)
     install_handlers(app)
     worker_access = WorkerAccess(services.access, services.worker_keys, clock)
     app.add_middleware(BodyLimitMiddleware, authorise=worker_access.authorise_body)
     app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics)
+    app.add_middleware(IndexerErrorsMiddleware)
     return app

@@ -21,14 +21,17 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 
 from app.errors import ErrorCode
+from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
     DecisionCounters,
+    EngineCounts,
     PipelineCounts,
     PolicyCounts,
     PolicyGauges,
     Scraped,
     WorkerCalls,
     decision_families,
+    engine_families,
     index_families,
     pipeline_families,
     policy_families,
@@ -155,6 +158,14 @@ class Metrics:
     ) -> None:
         """Read how many workers there are, their heartbeats and our calls at each scrape."""
         self.registry.register(Scraped(lambda: worker_families(counts(), heartbeats, calls)))
+
+    def watch_engines(self, engines: EngineCounts, stats: Callable[[], Mapping[str, int]]) -> None:
+        """Read what engines' events came to, and the index of blocks, at each scrape."""
+        self.registry.register(Scraped(lambda: engine_families(engines, stats())))
+
+    def watch_index_port(self, port: IndexPort) -> None:
+        """Read how a reader of the index stands with the writer at each scrape."""
+        self.registry.register(Scraped(lambda: port_families(port)))
 
     def render(self, accept: str | None = None) -> tuple[str, bytes]:
         """Return (content type, text): OpenMetrics for a scraper that accepts it."""

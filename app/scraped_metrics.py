@@ -74,6 +74,52 @@ class PipelineCounts(Protocol):
     def moved_bytes(self) -> Mapping[str, int]: ...
 
 
+class EngineTotals(Protocol):
+    """What the views of all engines counted, since the process began."""
+
+    @property
+    def events(self) -> Mapping[str, int]: ...
+    @property
+    def frames(self) -> int: ...
+    @property
+    def repeated_frames(self) -> int: ...
+    @property
+    def refused_frames(self) -> int: ...
+    @property
+    def other_rank_frames(self) -> int: ...
+    @property
+    def gaps(self) -> int: ...
+    @property
+    def lost_frames(self) -> int: ...
+    @property
+    def skipped_events(self) -> int: ...
+    @property
+    def unattributed(self) -> int: ...
+    @property
+    def unplaced(self) -> int: ...
+    @property
+    def beyond_limits(self) -> int: ...
+    @property
+    def index_full(self) -> int: ...
+    @property
+    def quarantined(self) -> int: ...
+    @property
+    def quarantine_dropped(self) -> int: ...
+
+
+class EngineCounts(Protocol):
+    """What the directory of engines knows; keys are of closed sets."""
+
+    def counts(self) -> Mapping[str, int]:
+        """Engines by state."""
+
+    def totals(self) -> EngineTotals:
+        """See there."""
+
+    def replays(self) -> Mapping[str, int]:
+        """Replays by how they ended."""
+
+
 class Scraped(Collector):
     """Metrics made at scrape time from what a component counts anyway."""
 
@@ -248,3 +294,76 @@ def worker_families(
         "Cancellations given up because too many were under way.",
         value=calls.cancels_dropped,
     )
+
+
+def engine_families(engines: EngineCounts, stats: Mapping[str, int]) -> Iterable[Metric]:
+    found = GaugeMetricFamily(
+        "nexuskv_engines", "Registered engines, by what is known of their blocks.", labels=["state"]
+    )
+    for state, count in engines.counts().items():
+        found.add_metric([state], count)
+    yield found
+    totals = engines.totals()
+    yield counted(
+        "nexuskv_engine_events",
+        "Events of engines that were applied, by type.",
+        ("type",),
+        {(name,): count for name, count in totals.events.items()},
+    )
+    yield counted(
+        "nexuskv_engine_frames",
+        "Frames of engines: `applied`, `repeated`, `refused` because they cannot be read, of "
+        "another `rank` than is registered, or `lost`.",
+        ("result",),
+        {
+            ("applied",): totals.frames - totals.refused_frames,
+            ("repeated",): totals.repeated_frames,
+            ("refused",): totals.refused_frames,
+            ("rank",): totals.other_rank_frames,
+            ("lost",): totals.lost_frames,
+        },
+    )
+    yield counted(
+        "nexuskv_engine_replays",
+        "Replays that engines were asked for, by how they ended.",
+        ("result",),
+        {(result,): count for result, count in engines.replays().items()},
+    )
+    yield counted(
+        "nexuskv_engine_blocks_left_out",
+        "Blocks that came with events and are not in the index, by why.",
+        ("reason",),
+        {
+            ("unattributed",): totals.unattributed,
+            ("unplaced",): totals.unplaced,
+            ("limits",): totals.beyond_limits,
+            ("quarantine",): totals.quarantine_dropped,
+        },
+    )
+    for name, help_text, count in (
+        ("gaps", "Times that frames of an engine were missing.", totals.gaps),
+        ("events_skipped", "Events of types that nobody here knows.", totals.skipped_events),
+        ("index_full", "Frames that the index had no room for.", totals.index_full),
+    ):
+        yield CounterMetricFamily(f"nexuskv_engine_{name}", help_text, value=count)
+    yield GaugeMetricFamily(
+        "nexuskv_engine_blocks_quarantined",
+        "Blocks that wait for their parent.",
+        value=totals.quarantined,
+    )
+    yield from block_families(stats)
+
+
+def block_families(stats: Mapping[str, int]) -> Iterable[Metric]:
+    for key, help_text in (
+        ("blocks", "Distinct blocks of engines in the index."),
+        ("streams", "Streams of engines in the index."),
+        ("holders", "Places of engines' blocks in the index."),
+        ("memory_bytes", "Memory that the index of blocks holds."),
+    ):
+        yield GaugeMetricFamily(f"nexuskv_block_index_{key}", help_text, value=stats[key])
+    for key, help_text in (
+        ("forgotten", "Blocks that made room for others."),
+        ("collisions", "Names of engines that came to mean another block."),
+    ):
+        yield CounterMetricFamily(f"nexuskv_block_index_{key}", help_text, value=stats[key])

@@ -19,10 +19,13 @@ from app.db.migrate import schema_status
 from app.db.session import Database
 from app.decisions.partitions import ensure_partitions
 from app.decisions.writer import DecisionWriter, WriterLimits
+from app.engines.backed import BackedRegistry, BackedStates
+from app.engines.parts import engine_parts
 from app.errors import NexusError
 from app.execution.backend import ProtocolBackend
 from app.execution.repository import claims_forget, transfers_forget
 from app.execution.worker_backend import WorkerBackend
+from app.host_list import HostAllowList
 from app.index.matcher import StateIndex
 from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
@@ -45,7 +48,7 @@ from app.policy.store import PolicyStore
 from app.scraped_metrics import PolicyGauges
 from app.settings import Settings
 from app.topology.directory import WorkerDirectory
-from app.topology.hosts import HostAllowList
+from app.topology.hosts import VARIABLE as WORKER_HOSTS
 from app.topology.intake import WorkerIntake
 from app.transfer.client import WorkerClient
 from app.transfer.sink_ids import SinkIds
@@ -102,7 +105,9 @@ class Services:
         )
         self.policies = PolicyStore(self.database, clock)
         self.policy_provider = PolicyProvider(self.database, self.policy, clock)
+        self._make_engines()
         self._make_workers()
+        self.backed_registry = BackedRegistry(self.registry)
         self.intake = StateIntake(self.registry, self.policy_provider, self.metrics)
         self._make_pipeline()
         self.loaded = asyncio.Event()
@@ -114,6 +119,17 @@ class Services:
         self.metrics.watch_pipeline(self.tally)
         self.metrics.watch_sink_reports(self.sink_reports.results)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
+
+    def _make_engines(self) -> None:
+        """What engines say of their caches: who they are, their events, and queries."""
+        parts = engine_parts(self.settings, self.database, self.clock, self.hashing)
+        self.engines = parts.engines
+        self.engine_intake = parts.intake
+        self.matcher = parts.matcher
+        self._engine_follower = parts.follower
+        self.metrics.watch_engines(parts.engines, parts.stats)
+        if parts.port is not None:
+            self.metrics.watch_index_port(parts.port)
 
     def _make_workers(self) -> None:
         """Who moves bytes: the registry, and the client that gives orders."""
@@ -131,7 +147,7 @@ class Services:
         self.worker_intake = WorkerIntake(
             self.database,
             self.workers,
-            HostAllowList(settings.worker_hosts),
+            HostAllowList(settings.worker_hosts, WORKER_HOSTS),
             self.clock,
             silence_s=settings.worker_silence_s,
             lost_s=settings.worker_lost_s,
@@ -151,6 +167,7 @@ class Services:
             self.writer,
             self.policy_provider,
             self.workers,
+            BackedStates(self.engines, self.index, self.matcher, self.clock),
             clock=self.clock,
             ids=self.ids,
             max_candidates=self.settings.max_candidates,
@@ -230,6 +247,7 @@ class Services:
             task.cancel()
         await self.sync.stop()
         await self.workers.stop()
+        await self._engine_follower.stop()
         await self.steps.settled()
         await self.worker_client.stop()
         for task in self._tasks:
@@ -248,31 +266,19 @@ class Services:
         """Waits for Postgres however long it takes: readiness says no until then."""
         self._spawn(self.keyring.watch(_KEY_INTERVAL_S), "keys")
         self._spawn(self.policy_provider.watch(), "policy")
-        secret = await self._hash_secret()
+        secret = await hash_secret(self.database, self.ids)
         self.hashing.adopt(secret)
         self.sync.start()
         self.workers.start()
+        self._engine_follower.start()
         await self.sync.wait_loaded()
         await self.workers.wait_loaded()
+        await self._engine_follower.wait_loaded()
         await self.policy_provider.wait_loaded()
         self._spawn(self._maintain_partitions(), "partitions")
         self._spawn(self._forget_claims(), "claims")
         self._spawn(self.worker_intake.watch_lost(), "lost workers")
         self.loaded.set()
-
-    async def _hash_secret(self) -> bytes:
-        failing = False
-        while True:
-            try:
-                async with self.database.write() as session:
-                    return await get_or_create_secret(
-                        session, _HASH_ROW, self.ids.random_bytes(_HASH_SECRET_BYTES)
-                    )
-            except Exception as error:  # noqa: BLE001 - absent server, absent schema: wait for both
-                if not failing:
-                    log.warning("waiting_for_database", cause=_cause(error))
-                failing = True
-            await asyncio.sleep(_STARTUP_RETRY_S)
 
     async def _maintain_partitions(self) -> None:
         while True:
@@ -295,6 +301,22 @@ class Services:
             except Exception as error:  # noqa: BLE001 - old claims are clutter, not a fault
                 log.warning("claims_not_forgotten", cause=_cause(error))
             await asyncio.sleep(_CLAIM_INTERVAL_S)
+
+
+async def hash_secret(database: Database, ids: IdSource) -> bytes:
+    """The deployment's, made by who asks first; waits for the database however long it takes."""
+    failing = False
+    while True:
+        try:
+            async with database.write() as session:
+                return await get_or_create_secret(
+                    session, _HASH_ROW, ids.random_bytes(_HASH_SECRET_BYTES)
+                )
+        except Exception as error:  # noqa: BLE001 - absent server, absent schema: wait for both
+            if not failing:
+                log.warning("waiting_for_database", cause=_cause(error))
+            failing = True
+        await asyncio.sleep(_STARTUP_RETRY_S)
 
 
 def _cause(error: Exception) -> str:

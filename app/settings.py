@@ -12,6 +12,8 @@ _ROOT = Path(__file__).resolve().parent.parent
 # Hosts of this machine: a worker elsewhere has to be named.
 DEFAULT_WORKER_HOSTS = ("127.0.0.0/8", "::1", "localhost")
 DEFAULT_WORKER_SILENCE_S = 5.0
+DEFAULT_ENGINE_SCHEMES = ("tcp",)
+DEFAULT_ENGINE_STALE_S = 30.0
 DEFAULT_WORKER_LOST_S = 3_600.0
 DEFAULT_DEADLINE_S = 8.0
 # A transfer ends before its claim does, so that no second one is begun beside it.
@@ -50,3 +52,10 @@ class Settings:
     worker_silence_s: float = DEFAULT_WORKER_SILENCE_S
     # What one that was silent for this long held is charged to nobody any more.
     worker_lost_s: float = DEFAULT_WORKER_LOST_S
+    # Where engines' event sockets may be, and by which transports they are reached.
+    engine_hosts: tuple[str, ...] = DEFAULT_WORKER_HOSTS
+    engine_schemes: tuple[str, ...] = DEFAULT_ENGINE_SCHEMES
+    # What an engine holds that was not heard for this long is not known any more.
+    engine_stale_s: float = DEFAULT_ENGINE_STALE_S
+    # Of the process that writes the index, which this one then reads; None: it is this one.
+    index_socket: Path | None = None

@@ -28,6 +28,7 @@ from app.contract.verdict import Mismatch
 from app.control.keys import Principal, Scope
 from app.db.session import Database
 from app.decisions.record import Decision, Outcome, PendingDecision
+from app.engines.backed import Backed
 from app.execution.catalog import BackendRegistration, Order, Rejection, Selection, incapable
 from app.execution.grants import SourceGrant
 from app.index.matcher import Candidate, Freshness
@@ -95,6 +96,13 @@ class OpenLookup(Lookup):
             status = self._directory.status(worker, state.registered_us, state.tenant, payload_id)
             assert status == "available"
         return None
+
+
+class NoEngines:
+    """No engine backs a state here."""
+
+    def find(self, _scope: ScopeIdentity, _tokens: object) -> Backed:
+        return Backed([], unknown=False)
 
 
 def first_able(
@@ -197,7 +205,7 @@ class Bench:
     def _hit(self) -> Hit:
         services = self.services
         found = Lookup(
-            services.index, self.recorder, services.policy_provider, services.workers,
+            services.index, self.recorder, services.policy_provider, services.workers, NoEngines(),
             clock=self.clock, ids=self.ids, max_candidates=1, source_handle_ttl_s=3_600,
         ).run(self.query, self.caller, Freshness.CURRENT)  # fmt: skip
         assert isinstance(found, Hit)

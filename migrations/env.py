@@ -12,6 +12,7 @@ from sqlalchemy import Connection
 
 import app.control.models
 import app.decisions.models
+import app.engines.models
 import app.execution.models
 import app.index.models
 import app.policy.models

@@ -3,6 +3,9 @@
 from fastapi import FastAPI
 
 from app.api.decisions import decisions_router
+from app.api.engines import engines_router
+from app.api.indexer import indexer_router
+from app.api.match import match_router
 from app.api.policies import policies_router
 from app.api.states import states_router
 from app.api.transfers import transfers_router
@@ -27,3 +30,8 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(
         workers_router(WorkerAccess(services.access, services.worker_keys, services.clock))
     )
+    # /v1/engines, /v1/doctor
+    app.include_router(engines_router())
+    # /v1/match, /indexer
+    app.include_router(match_router())
+    app.include_router(indexer_router())

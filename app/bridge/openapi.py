@@ -132,7 +132,7 @@ def add_bridge(document: dict[str, Any]) -> dict[str, Any]:
         paths[f"/locus/v1/{operation.name}"] = {"post": _described(operation)}
     paths["/healthz"] = {"get": _health()}
     for path, item in paths.items():
-        if path.startswith(("/v1/", "/locus/")):
+        if path.startswith(("/v1/", "/locus/", "/indexer/")):
             for described in item.values():
                 described["security"] = [{"apiKey": []}]
     return document

@@ -6,6 +6,7 @@ from typing import Annotated
 import typer
 
 from app.cli.demo import demo_command
+from app.cli.doctor import doctor_command
 from app.cli.index import index_app
 from app.cli.keys import keys_app
 from app.cli.migrate import migrate_command
@@ -52,6 +53,7 @@ cli.command("worker")(worker_command)
 cli.command("migrate")(migrate_command)
 cli.add_typer(keys_app, name="keys")
 cli.command("workers")(workers_command)
+cli.command("doctor")(doctor_command)
 cli.add_typer(policy_app, name="policy")
 cli.command("replay")(replay_command)
 cli.add_typer(index_app, name="index")

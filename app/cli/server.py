@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import socket
-from collections.abc import Awaitable, Callable, Generator, Sequence
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from ipaddress import ip_address
@@ -122,19 +122,20 @@ def handled(
 
 
 class ServerRun:
-    """One run of the API on a bound socket."""
+    """One run of the API on a bound socket, and on others that are this process's own."""
 
     def __init__(
         self,
         settings: Settings,
         bound: socket.socket,
         *,
+        own_sockets: Sequence[socket.socket] = (),
         fixtures: Sequence[Sequence[Registration]] = (),
         ready_file: Path | None,
         admin_key_file: Path | None = None,
     ) -> None:
         self.settings = settings
-        self._bound = bound
+        self._sockets = [bound, *own_sockets]
         self._fixtures = fixtures
         self._ready_file = ready_file
         self._listening = Listening(base_url(bound), admin_key_file)
@@ -182,7 +183,7 @@ class ServerRun:
         tend = asyncio.create_task(self.tend())
         begin = asyncio.create_task(self._begin(app, server))
         try:
-            await server.serve(sockets=[self._bound])
+            await server.serve(sockets=self._sockets)
         finally:
             tend.cancel()
             begin.cancel()
@@ -220,15 +221,19 @@ async def _register(services: Services, states: Sequence[Registration]) -> None:
             )
 
 
-def write_ready_file(path: Path, listening: Listening) -> None:
+def write_ready_file(
+    path: Path, listening: Listening, processes: Sequence[Mapping[str, object]] = ()
+) -> None:
     """Appears whole or not at all: whoever waits for the file may read it at once."""
-    content = {
+    content: dict[str, object] = {
         "schema_version": BRIDGE_SCHEMA,
         "base_url": listening.base_url,
         "evidence_level": _EVIDENCE_LEVEL,
     }
     if listening.admin_key_file is not None:
         content["admin_key_file"] = str(listening.admin_key_file)
+    if processes:
+        content["processes"] = processes
     staged = path.with_name(f".{path.name}.{os.getpid()}")
     staged.write_text(json.dumps(content) + "\n", encoding="utf-8")
     staged.replace(path)

@@ -14,6 +14,7 @@ import structlog
 import typer
 from rich.console import Console
 
+from app.cli.engine_env import engine_settings
 from app.cli.inputs import check_policy, clear_ready_file, read_fixtures
 from app.cli.options import (
     LISTEN_DEFAULT,
@@ -256,6 +257,7 @@ class _Asked:
 def _serve(asked: _Asked, bound: socket.socket) -> None:
     """Everything up, until a signal; then everything down."""
     home = asked.home
+    engines = engine_settings(os.environ)
     make_data_dir(home)
     with _postgres(home, asked.database_url) as (url, embedded):
         asyncio.run(_prepare(url))
@@ -266,6 +268,7 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
             policy_file=asked.policy,
             keyless_loopback=is_loopback(bound) and not asked.require_key,
             **workers,
+            **engines,
         )
         run = _Up(
             settings,

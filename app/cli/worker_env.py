@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from typing import Final, TypedDict
 
 from app.cli.secret_files import given_worker_secrets
+from app.host_list import HostAllowList
 from app.settings import (
     CLAIM_SLACK_S,
     DEFAULT_DEADLINE_S,
@@ -12,7 +13,7 @@ from app.settings import (
     DEFAULT_WORKER_LOST_S,
     DEFAULT_WORKER_SILENCE_S,
 )
-from app.topology.hosts import HostAllowList
+from app.topology.hosts import VARIABLE as _HOSTS
 from app.transfer.tokens import TokenKeys
 
 _SILENCE: Final = "NEXUSKV_WORKER_SILENCE_S"
@@ -43,14 +44,13 @@ def worker_settings(env: Mapping[str, str]) -> WorkerSettings:
             TokenKeys(secrets)
         except ValueError as error:
             raise ValueError(f"NEXUSKV_WORKER_SECRET: {error}") from None
-    given = env.get("NEXUSKV_WORKER_HOSTS", "")
-    hosts = tuple(part for part in re.split(r"[\s,]+", given) if part) or DEFAULT_WORKER_HOSTS
-    HostAllowList(hosts)
-    deadline_s = _seconds(env, _DEADLINE, _MIN_SECONDS, _MAX_DEADLINE_S, DEFAULT_DEADLINE_S)
-    silence_s = _seconds(env, _SILENCE, _MIN_SECONDS, _MAX_SILENCE_S, DEFAULT_WORKER_SILENCE_S)
+    hosts = listed(env, _HOSTS) or DEFAULT_WORKER_HOSTS
+    HostAllowList(hosts, _HOSTS)
+    deadline_s = seconds(env, _DEADLINE, _MIN_SECONDS, _MAX_DEADLINE_S, DEFAULT_DEADLINE_S)
+    silence_s = seconds(env, _SILENCE, _MIN_SECONDS, _MAX_SILENCE_S, DEFAULT_WORKER_SILENCE_S)
     # At least as long as twice the silence, so that a worker is silent before it is lost.
     least_s = 2 * silence_s
-    lost_s = _seconds(env, _LOST, least_s, _MAX_LOST_S, max(least_s, DEFAULT_WORKER_LOST_S))
+    lost_s = seconds(env, _LOST, least_s, _MAX_LOST_S, max(least_s, DEFAULT_WORKER_LOST_S))
     return WorkerSettings(
         worker_secrets=secrets,
         worker_hosts=hosts,
@@ -61,7 +61,12 @@ def worker_settings(env: Mapping[str, str]) -> WorkerSettings:
     )
 
 
-def _seconds(
+def listed(env: Mapping[str, str], name: str) -> tuple[str, ...]:
+    """The parts of a variable, separated by commas or white space; none where it is not set."""
+    return tuple(part for part in re.split(r"[\s,]+", env.get(name, "")) if part)
+
+
+def seconds(
     env: Mapping[str, str], name: str, least_s: float, most_s: float, default_s: float
 ) -> float:
     given = env.get(name)

@@ -37,7 +37,7 @@ def parse_registration(raw: bytes | Mapping[str, Any]) -> Registration:
     Raises NexusError with every finding of its form; of its consistency, once the form is right.
     """
     parsed = _SHAPE.accept(raw)
-    found = tuple(_inconsistencies(parsed))
+    found = tuple(inconsistencies(parsed))
     if found:
         raise refusal(_SHAPE.noun, found)
     key = ReuseKey(identity=parsed.entry.identity.key)
@@ -49,12 +49,17 @@ def registration_bytes(registration: Registration) -> bytes:
     return _ENCODER.encode(registration)
 
 
-def _inconsistencies(registration: Registration) -> Iterator[FieldError]:
+def inconsistencies(
+    registration: Registration, *, without_tokens: bool = False
+) -> Iterator[FieldError]:
+    """What is wrong with a registration of the right form. `without_tokens`: it must have none."""
     reuse, key = registration.reuse_key.identity, registration.entry.identity.key
     descriptor = registration.entry.descriptor
     if reuse != key:
         yield from _differences(reuse, key)
-    if not key.tokens:
+    if without_tokens and key.tokens:
+        yield _invalid(f"{_KEY}/tokens", "must be empty: the engine's blocks say what is there")
+    elif not without_tokens and not key.tokens:
         yield _invalid(f"{_KEY}/tokens", "must have at least 1 items, and has 0")
     if key.engine_family is EngineFamily.UNKNOWN:
         yield FieldError(

@@ -8,8 +8,9 @@ its conditions stops an attack that reaches loopback from outside:
   same-origin with us for the browser, but its requests still say `Host: evil.example`.
 - *no Origin, no Sec-Fetch-Site but none*: cross-site requests of a web page. Browsers send them
   without a preflight when they are simple (GET, or POST of a form), so CORS alone does not help.
-- *a body is application/json* (a policy's also YAML): the same from a browser that sends neither
-  header: those types are never simple, they need a preflight, and we answer none.
+- *a body is application/json* (a policy's also YAML, tokens and events also binary): the same from
+  a browser that sends neither header: those types are never simple, they need a preflight, and we
+  answer none.
 - *no forwarding header*: a reverse proxy on this machine, whose callers are not on it.
 """
 
@@ -26,7 +27,13 @@ from app.errors import ErrorCode, NexusError
 Headers = Iterable[tuple[bytes, bytes]]
 
 _LOOPBACK = Principal(LOOPBACK_KEY_ID, frozenset({Scope.ADMIN}), None)
-_NEVER_SIMPLE = (b"application/json", b"application/yaml", b"text/yaml")
+_NEVER_SIMPLE = (
+    b"application/json",
+    b"application/yaml",
+    b"text/yaml",
+    b"application/octet-stream",
+    b"application/msgpack",
+)
 _FORWARDING = (b"forwarded", b"x-forwarded-for", b"x-forwarded-host", b"x-real-ip", b"via")
 _HOW = "send `Authorization: Bearer nkv_...`; `nexuskv keys create` makes a key"
 
@@ -107,7 +114,7 @@ def keyless_obstacle(scope: AsgiScope) -> str | None:
         ),
         (
             not _has_body(scope) or _needs_preflight(scope),
-            "a body must be sent as application/json (a policy's also as application/yaml)",
+            "a body must be sent as application/json, application/yaml or application/octet-stream",
         ),
     )
     return next((obstacle for holds, obstacle in conditions if not holds), None)

@@ -37,6 +37,8 @@ class Scope(StrEnum):
     POLICIES_WRITE = "policies:write"
     POLICIES_ACTIVATE = "policies:activate"
     TRANSFERS_WRITE = "transfers:write"
+    ENGINES_READ = "engines:read"
+    EVENTS_WRITE = "events:write"
     ADMIN = "admin"
 
 

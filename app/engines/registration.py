@@ -1,13 +1,24 @@
 """What an operator says of an engine: where its events are, and what its blocks are made of."""
 
 from enum import StrEnum
-from typing import Final, NamedTuple
+from typing import Annotated, Final, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
+from app.contract.registration import Registration
+
+MAX_STATES: Final = 64
 MAX_ENGINES: Final = 4_096
 MAX_TENANTS: Final = 64
 MAX_SALTS: Final = 1_024
+MAX_BLOCK_TOKENS: Final = 65_536
+MAX_DP_RANK: Final = 65_535
+
+Name = Annotated[str, Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128)]
+Text = Annotated[str, Meta(min_length=1, max_length=512)]
+Label = Annotated[str, Meta(max_length=512)]
+Tenant = Annotated[str, Meta(min_length=1, max_length=128)]
 
 
 class EngineKind(StrEnum):
@@ -41,26 +52,31 @@ class EngineSpec(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
       indexed, unless `pooled` says that unsalted blocks are shared by all of them.
     """
 
-    instance_id: str
-    dp_rank: int = 0
+    instance_id: Name
+    dp_rank: Annotated[int, Meta(ge=0, le=MAX_DP_RANK)] = 0
     kind: EngineKind = EngineKind.VLLM
-    model: str
+    model: Text
     # Of the weights; blocks of another revision are other blocks.
-    revision: str = ""
+    revision: Label = ""
     # Parallel layout and the like: whatever else makes blocks of equal tokens differ.
-    layout: str = ""
+    layout: Label = ""
     # Tokens a block, as the engine's events have it.
-    block_tokens: int
-    tenants: tuple[str, ...]
-    salts: dict[str, str] = {}
+    block_tokens: Annotated[int, Meta(ge=1, le=MAX_BLOCK_TOKENS)]
+    tenants: Annotated[tuple[Tenant, ...], Meta(min_length=1, max_length=MAX_TENANTS)]
+    salts: Annotated[dict[Text, Tenant], Meta(max_length=MAX_SALTS)] = {}
     pooled: bool = False
     # Where events come from; None for those that are pushed.
-    endpoint: str | None = None
-    replay_endpoint: str | None = None
+    endpoint: Text | None = None
+    replay_endpoint: Text | None = None
+    # What we do at `endpoint`; a replay endpoint is always connected to.
     attach: Attach = Attach.CONNECT
-    topic: str = ""
+    # Frames of other topics are not taken; a prefix, empty for all.
+    topic: Label = ""
     # The node that it runs on, as workers name theirs.
-    node: str | None = None
+    node: Name | None = None
+    # What lookups of the bridge may answer with where its blocks cover a prompt: registrations
+    # without tokens, for their descriptor and evidence.
+    states: Annotated[tuple[Registration, ...], Meta(max_length=MAX_STATES)] = ()
 
     @property
     def key(self) -> EngineKey:

@@ -103,15 +103,17 @@ class StateIndex:
         tokens = token_array(row.tokens)
         self.remove(*key, state.generation)
         number = self._free[-1] if self._free else len(self._slots)
-        self._core.add(
-            self.hashing.scope_key(state.scope),
-            tokens,
-            number,
-            rule=state.rule.value,
-            unit_tokens=state.unit_tokens,
-            partial=state.partial,
-            order=state.order,
-        )
+        # One without tokens is found by what its engine holds, and by its id.
+        if tokens:
+            self._core.add(
+                self.hashing.scope_key(state.scope),
+                tokens,
+                number,
+                rule=state.rule.value,
+                unit_tokens=state.unit_tokens,
+                partial=state.partial,
+                order=state.order,
+            )
         if self._free:
             self._slots[self._free.pop()] = state
         else:

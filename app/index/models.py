@@ -33,7 +33,7 @@ class StateRow(Base):
     __table_args__ = (
         UniqueConstraint("tenant", "entry_id", name="uq_state_tenant_entry_id"),
         CheckConstraint("generation BETWEEN 0 AND 4294967295", name="generation"),
-        CheckConstraint("token_count >= 1", name="token_count"),
+        CheckConstraint("token_count >= 0", name="token_count"),
         CheckConstraint("octet_length(content_hash) = 32", name="content_hash_bytes"),
         CheckConstraint("(body IS NULL) = (deleted_at IS NOT NULL)", name="tombstone"),
         CheckConstraint("(tokens IS NULL) = (deleted_at IS NOT NULL)", name="tokens"),

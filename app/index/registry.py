@@ -129,6 +129,13 @@ class StateRegistry:
         self._index.remove(stored.tenant, stored.entry_id, generation)
         return True
 
+    async def delete_entry(self, tenant: str, entry_id: str) -> bool:
+        """Likewise by the tenant's name for it; False when there is no live state of that name."""
+        async with self._database.read() as session:
+            found = await states_by_key(session, [(tenant, entry_id)])
+        stored = found.get((tenant, entry_id))
+        return stored is not None and await self.delete(stored.state_id, frozenset({tenant}))
+
     def _write(self, registration: Registration) -> StateWrite:
         entry = registration.entry
         key = entry.identity.key

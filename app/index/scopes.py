@@ -5,6 +5,7 @@ prompts of two tenants cannot be told from each other, in the index or in the de
 """
 
 import struct
+from collections.abc import Sequence
 from hashlib import blake2b
 from typing import Final
 
@@ -15,6 +16,8 @@ from nexuskv_core import siphash_128
 _CACHE_ENTRIES: Final = 65_536
 _PERSON_TENANT: Final = b"nexuskv-tenant"
 _PERSON_SCOPE: Final = b"nexuskv-scope"
+_PERSON_POOL: Final = b"nexuskv-pool"
+_PERSON_BLOCKS: Final = b"nexuskv-blocks"
 
 
 class TenantHashing:
@@ -52,20 +55,41 @@ class TenantHashing:
         made = self._scopes[scope] = digest.digest()
         return made
 
+    def block_key(self, owner: Sequence[str], parts: Sequence[str]) -> bytes:
+        """The 16-byte hash key of an engine's blocks: of one tenant, or of a pool of several.
+
+        `owner`: the tenants in their order. A pool's blocks are not those of any of its tenants,
+        nor of another pool. Not cached.
+        """
+        key = self._tenant_key(owner[0]) if len(owner) == 1 else self._pool_key(owner)
+        digest = blake2b(digest_size=16, key=key, person=_PERSON_BLOCKS)
+        for part in parts:
+            _update_framed(digest, part.encode())
+        return digest.digest()
+
     def fingerprint(self, tenant: str, value: bytes) -> str:
         """32 hex characters: equal values of one tenant agree, nothing else can be read from it."""
         return siphash_128(self._tenant_key(tenant)[:16], value).hex()
 
+    def _pool_key(self, tenants: Sequence[str]) -> bytes:
+        digest = blake2b(digest_size=32, key=self._adopted(), person=_PERSON_POOL)
+        for tenant in tenants:
+            _update_framed(digest, tenant.encode())
+        return digest.digest()
+
+    def _adopted(self) -> bytes:
+        if self._secret is None:
+            raise NexusError(
+                ErrorCode.DATABASE_UNAVAILABLE,
+                "the service is starting and has not reached its database yet; try again",
+            )
+        return self._secret
+
     def _tenant_key(self, tenant: str) -> bytes:
         found = self._tenants.get(tenant)
         if found is None:
-            if self._secret is None:
-                raise NexusError(
-                    ErrorCode.DATABASE_UNAVAILABLE,
-                    "the service is starting and has not reached its database yet; try again",
-                )
             found = blake2b(
-                tenant.encode(), digest_size=32, key=self._secret, person=_PERSON_TENANT
+                tenant.encode(), digest_size=32, key=self._adopted(), person=_PERSON_TENANT
             ).digest()
             if len(self._tenants) >= _CACHE_ENTRIES:
                 self._tenants.clear()

@@ -7,7 +7,7 @@ from a replica's memory because estimate and materialize check Postgres again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Final
+from typing import Final, Protocol
 from uuid import UUID
 
 import msgspec
@@ -25,9 +25,11 @@ from app.contract.enums import (
 from app.contract.transitions import LifecycleState
 from app.decisions.record import DecisionOutcome
 from app.decisions.writer import DecisionSink
+from app.engines.backed import Backed
 from app.errors import ErrorCode, NexusError
 from app.execution.grants import SourceGrant
 from app.index.matcher import Candidate, Freshness, Matches, StateIndex
+from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.lookup_record import End, Exclusion, LookupObservation, LookupRecorder
 from app.lifecycle.observe import Policies
@@ -36,6 +38,7 @@ from app.lifecycle.queries import LookupQuery
 from app.policy.document import ExecutionPolicy
 from app.policy.evaluate import denial
 from app.policy.provider import ActivePolicy
+from nexuskv_core import TokenText
 
 _SEMANTIC_TYPES: Final = frozenset(StateSemanticType)
 _VERDICT_CACHE_ENTRIES: Final = 65_536
@@ -43,6 +46,7 @@ _VERDICT_CACHE_ENTRIES: Final = 65_536
 _MAX_CANDIDATES: Final = 4_096
 _US_PER_S: Final = 1_000_000
 _CACHE_MISS: Final = FallbackReason.CACHE_MISS.value
+_ENGINES_UNKNOWN: Final = "engines_unknown"
 _EVIDENCE_REASONS: Final = frozenset(
     {
         ExclusionReason.EVIDENCE_MISSING,
@@ -95,12 +99,21 @@ class Miss:
     decision_id: UUID
 
 
+class EngineStates(Protocol):
+    """States that engines' blocks back."""
+
+    def find(self, scope: ScopeIdentity, tokens: TokenText) -> Backed:
+        """Candidates in no order."""
+
+
 class _Judged(msgspec.Struct, frozen=True, gc=False):
     """Candidates looked at: those excluded before the winner, and the winner if there is one."""
 
     matches: Matches
     winner: Candidate | None
     excluded: list[Exclusion]
+    # An engine that may have it could not be asked.
+    unknown: bool = False
 
 
 _NOTHING: Final[tuple[Exclusion, ...]] = ()
@@ -116,6 +129,7 @@ class Lookup:
         sink: DecisionSink,
         policies: Policies,
         directory: Directory,
+        engines: EngineStates,
         *,
         clock: Clock,
         ids: IdSource,
@@ -126,6 +140,7 @@ class Lookup:
         self._sink = sink
         self._policies = policies
         self._directory = directory
+        self._engines = engines
         self._read_under: ActivePolicy | None = None
         self._readable: frozenset[str] = frozenset()
         self._clock = clock
@@ -161,7 +176,7 @@ class Lookup:
         if judged.winner is not None:
             self._observe(decision_id, query, caller, freshness, active, judged, _HIT, None)
             return Hit(judged.winner, self._grant(decision_id, query, judged), decision_id)
-        end, reason, answer = _without_winner(decision_id, judged.excluded, freshness)
+        end, reason, answer = _without_winner(decision_id, judged, freshness)
         self._observe(decision_id, query, caller, freshness, active, judged, end, reason)
         return answer
 
@@ -169,8 +184,11 @@ class Lookup:
         if active is not self._read_under:
             self._read_under, self._readable = active, readable_tiers(active.policy)
         limit = self._max_candidates
+        backed = self._engines.find(query.scope, query.tokens)
         while True:
             matches = self._index.match(query.scope, query.tokens, max_candidates=limit)
+            if backed.candidates:
+                matches = _merged(matches, backed.candidates)
             excluded: list[Exclusion] = []
             for candidate in matches.candidates:
                 verdict = self._verdict(query, candidate)
@@ -179,7 +197,7 @@ class Lookup:
                     return _Judged(matches, candidate, excluded)
                 excluded.append(Exclusion(candidate, obstacle))
             if not matches.truncated or limit >= _MAX_CANDIDATES:
-                return _Judged(matches, None, excluded)
+                return _Judged(matches, None, excluded, backed.unknown)
             limit *= 8
 
     def _verdict(self, query: LookupQuery, candidate: Candidate) -> Compatible | Mismatch:
@@ -269,13 +287,22 @@ def readable_tiers(policy: ExecutionPolicy) -> frozenset[str]:
     )
 
 
+def _merged(matches: Matches, backed: list[Candidate]) -> Matches:
+    """The longest first; among equals those that are registered to the token."""
+    both = sorted([*matches.candidates, *backed], key=lambda one: -one.matched_tokens)
+    return Matches(matches.identity_hash, both, matches.truncated)
+
+
 def _without_winner(
-    decision_id: UUID, excluded: Sequence[Exclusion], freshness: Freshness
+    decision_id: UUID, judged: _Judged, freshness: Freshness
 ) -> tuple[End, str, Miss | Refused]:
     """How the lookup ends, why, and what is answered."""
+    excluded = judged.excluded
     if freshness is not Freshness.CURRENT:
         # A compatible state may be registered that is not here yet: nothing is said for sure.
         return _UNKNOWN, f"index_{freshness.value}", Miss(MissKind.UNKNOWN, decision_id)
+    if judged.unknown:
+        return _UNKNOWN, _ENGINES_UNKNOWN, Miss(MissKind.UNKNOWN, decision_id)
     if not excluded:
         return _MISS, _CACHE_MISS, Miss(MissKind.MISS, decision_id)
     if any(exclusion.mismatch is _OUT_OF_REACH for exclusion in excluded):

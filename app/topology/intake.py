@@ -12,9 +12,10 @@ import structlog
 from app.clock import Clock
 from app.db.session import Database
 from app.errors import ErrorCode, FieldError, NexusError
+from app.host_list import HostAllowList
 from app.settings import DEFAULT_WORKER_LOST_S
 from app.topology.directory import WorkerDirectory
-from app.topology.hosts import HostAllowList, check_host
+from app.topology.hosts import check_host
 from app.topology.repository import WorkerWrite, worker_claim, worker_forget
 from app.transfer.wire import GonePayload, Heartbeat, HeartbeatAnswer, SinkEvent
 

@@ -3,18 +3,27 @@
 import itertools
 from typing import Any
 
+import msgspec
 import schemathesis
 from schemathesis import Case, HookContext, Response
 from schemathesis.core.failures import AcceptedNegativeData
 from schemathesis.openapi.checks import UnsupportedMethodResponse
 
-from tests.fixtures.wire import KNOWN_STATE, KNOWN_TRANSFER, KNOWN_WORKER
+from tests.fixtures.wire import (
+    FORGETTABLE,
+    FORGETTABLE_RANKS,
+    KNOWN_ENGINE,
+    KNOWN_STATE,
+    KNOWN_TRANSFER,
+    KNOWN_WORKER,
+)
 
 # This wire answers every unknown method with its own 404, as the reference does.
 BRIDGE_PATHS = ("/locus/v1/lookup", "/locus/v1/estimate", "/locus/v1/materialize", "/healthz")
 POLICY_CHECK = "POST /v1/policies:validate"
 POLICY_UPLOADS = ("POST /v1/policies", POLICY_CHECK)
 _numbers = itertools.count()
+_ranks = itertools.count()
 
 
 @schemathesis.hook
@@ -35,6 +44,8 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         if case.operation.label == "POST /v1/policies/{number}:activate":
             # Another condition than that of now is 412, as it should be.
             case.headers.pop("If-Match", None)
+        make_query(case)
+        make_engine(case)
 
 
 def make_reachable(case: Case) -> None:
@@ -59,6 +70,52 @@ def make_reachable(case: Case) -> None:
     elif case.operation.label.endswith("/v1/transfers/{transfer_id}"):
         case.path_parameters["transfer_id"] = KNOWN_TRANSFER
         case.query["tenant"] = KNOWN_STATE["tenant"]
+
+
+def make_engine(case: Case) -> None:
+    """An engine whose fields agree; frames that are frames, of an engine that takes them."""
+    label = case.operation.label
+    if label == "POST /v1/engines":
+        case.query["replace"] = True
+        case.body |= {"tenants": ["default"], "salts": {}, "attach": "connect", "topic": ""}
+        case.body |= {"model": "scratch", "revision": "", "layout": ""}
+        case.body |= {"endpoint": None, "replay_endpoint": None, "states": []}
+    if label == "POST /v1/engines/{instance_id}/events":
+        case.path_parameters["instance_id"] = KNOWN_ENGINE["instance_id"]
+        case.query |= {"dp_rank": 0, "lost": True}
+        case.body = msgspec.msgpack.encode([1.5, []])
+    if label == "DELETE /v1/engines/{instance_id}":
+        case.path_parameters["instance_id"] = FORGETTABLE
+        case.query["dp_rank"] = next(_ranks) % FORGETTABLE_RANKS
+    if label == "GET /v1/engines":
+        case.query.pop("model", None)
+
+
+def make_query(case: Case) -> None:
+    """A packed prompt is whole words, and the URL has its fields; with JSON it has none."""
+    path, model = case.operation.path, KNOWN_ENGINE["model"]
+    if path in ("/v1/match", "/indexer/query"):
+        if case.media_type == "application/octet-stream":
+            case.body = bytes(4 * (len(case.body) // 4)) if isinstance(case.body, bytes) else b""
+            case.query |= {"tenant": "default", "model": model}
+            if path == "/indexer/query":
+                case.query = {"model": model}
+        else:
+            case.query.clear()
+    if path.startswith("/indexer/query") and isinstance(case.body, dict):
+        # What nobody registered is 404, and other tenants are as well.
+        named = "model_name" if case.body.get("model_name") is not None else "model"
+        case.body |= {named: model, "tenant_id": None, "routing_group": None}
+        case.body |= {"instance_id": None, "additional_salt": None}
+    if path in ("/indexer/register", "/indexer/unregister"):
+        engine = {"instance_id": "scratch", "modelname": "scratch", "model_name": None}
+        case.body |= engine | {"routing_group": None}
+    if path == "/indexer/register":
+        # One rank has one registration; the engine is on a listed host.
+        case.body |= {"dp_rank": next(_numbers), "endpoint": "tcp://127.0.0.1:9"}
+        case.body["replay_endpoint"] = None
+    if path == "/indexer/unregister":
+        case.body["dp_rank"] = None
 
 
 @schemathesis.hook

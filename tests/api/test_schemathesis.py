@@ -11,6 +11,9 @@ import pytest
 
 from tests.fixtures.service import ServiceProcess
 from tests.fixtures.wire import (
+    FORGETTABLE,
+    FORGETTABLE_RANKS,
+    KNOWN_ENGINE,
     KNOWN_STATE,
     KNOWN_TRANSFER,
     KNOWN_WORKER,
@@ -70,6 +73,10 @@ def make_what_is_known(service: ServiceProcess) -> None:
         client.put(f"/v1/workers/{KNOWN_WORKER}", json=heartbeat_body()).raise_for_status()
         register(client, registration(**KNOWN_STATE))
         client.post("/v1/transfers", json=transfer).raise_for_status()
+        client.post("/v1/engines", json=KNOWN_ENGINE).raise_for_status()
+        for rank in range(FORGETTABLE_RANKS):
+            engine = KNOWN_ENGINE | {"instance_id": FORGETTABLE, "dp_rank": rank}
+            client.post("/v1/engines", json=engine).raise_for_status()
 
 
 def assert_every_operation_was_reached(service: ServiceProcess, report: dict[str, Any]) -> None:

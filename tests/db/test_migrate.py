@@ -13,6 +13,7 @@ from structlog.testing import capture_logs
 
 import app.control.models
 import app.decisions.models
+import app.engines.models
 import app.execution.models
 import app.index.models
 import app.policy.models
@@ -192,7 +193,7 @@ async def test_a_migration_gives_way_when_it_cannot_lock_a_table(
 ) -> None:
     started = datetime.now(UTC)
     async with database.read() as reader:
-        await reader.execute(text("SELECT count(*) FROM state"))
+        await reader.execute(text("SELECT count(*) FROM api_key"))
         with pytest.raises(NexusError) as caught:
             await downgrade(database_url, "base")
     assert "lock timeout" in str(caught.value.internal)

@@ -3,10 +3,13 @@
 import pytest
 
 from app.errors import ErrorCode, NexusError
+from app.host_list import HostAllowList
 from app.settings import DEFAULT_WORKER_HOSTS
-from app.topology.hosts import HostAllowList, check_host
+from app.topology.hosts import VARIABLE, check_host
 
-LISTED = HostAllowList(["10.1.0.0/16", "192.168.7.9", "worker-a", "fd00::/8", "Node.Example"])
+LISTED = HostAllowList(
+    ["10.1.0.0/16", "192.168.7.9", "worker-a", "fd00::/8", "Node.Example"], VARIABLE
+)
 
 
 def refusal(address, allowed=LISTED) -> ErrorCode | None:
@@ -80,7 +83,7 @@ def test_what_names_no_host_and_port(address):
 
 
 def test_only_this_machine_unless_told_otherwise():
-    allowed = HostAllowList(DEFAULT_WORKER_HOSTS)
+    allowed = HostAllowList(DEFAULT_WORKER_HOSTS, VARIABLE)
     for address in ("127.0.0.1:1", "http://127.8.8.8:1", "localhost:1", "http://[::1]:1"):
         assert refusal(address, allowed) is None
     assert refusal("10.0.0.1:1", allowed) is ErrorCode.WORKER_HOST_NOT_ALLOWED
@@ -95,4 +98,4 @@ def test_the_refusal_says_what_to_configure():
 @pytest.mark.parametrize("entry", ["", "10.0.0.1/8", "10.0.0.0/33", "a b", "http://a", "*", "é"])
 def test_entries_that_are_no_host_are_refused(entry):
     with pytest.raises(ValueError, match="NEXUSKV_WORKER_HOSTS"):
-        HostAllowList([entry])
+        HostAllowList([entry], VARIABLE)

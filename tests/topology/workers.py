@@ -8,9 +8,10 @@ from sqlalchemy import text
 from app.clock import SystemIds
 from app.contract.enums import TierKind, TransferBackend
 from app.db.session import Database
+from app.host_list import HostAllowList
 from app.settings import DEFAULT_WORKER_HOSTS
 from app.topology.directory import WorkerDirectory
-from app.topology.hosts import HostAllowList
+from app.topology.hosts import VARIABLE
 from app.topology.intake import WorkerIntake
 from app.transfer.wire import GonePayload, Heartbeat, SinkEvent, WorkerLoad
 from tests.control.clock import SetClock
@@ -64,7 +65,7 @@ class Replica:
         self.intake = WorkerIntake(
             database,
             self.directory,
-            HostAllowList(DEFAULT_WORKER_HOSTS),
+            HostAllowList(DEFAULT_WORKER_HOSTS, VARIABLE),
             self.clock,
             silence_s=SILENCE_S,
             **hooks,

@@ -121,6 +121,8 @@ def test_what_a_web_page_could_send_is_refused(headers: list[tuple[bytes, bytes]
         [(b"content-length", b"2"), JSON],
         [(b"content-length", b"2"), (b"content-type", b"Application/JSON; charset=utf-8")],
         [(b"content-length", b"2"), (b"content-type", b"application/yaml")],
+        [(b"content-length", b"8"), (b"content-type", b"application/octet-stream")],
+        [(b"content-length", b"8"), (b"content-type", b"application/msgpack")],
         [(b"transfer-encoding", b"chunked"), JSON],
         [(b"sec-fetch-site", b"none")],
         [(b"user-agent", b"curl/8")],

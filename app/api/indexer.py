@@ -1,0 +1,353 @@
+"""`/indexer`: the HTTP interface that KV indexers have in common, so that a client of one of them
+only changes its base URL. Tenants and credentials are ours, errors and answers are theirs.
+"""
+
+from typing import Annotated, Any, Final
+
+import msgspec
+import orjson
+from fastapi import APIRouter, Query, Request, Response
+
+from app.api.indexer_schemas import (
+    IndexerError,
+    IndexerHashQuery,
+    IndexerQueryBody,
+    IndexerRegistration,
+    IndexerRemoval,
+)
+from app.api.indexer_wire import (
+    DEFAULT,
+    IndexerQuery,
+    Spelling,
+    decode_hashes,
+    decode_query,
+    decode_registration,
+    decode_removal,
+)
+from app.api.match import media_type_of, packed_parameters
+from app.api.match_wire import PACKED_TYPE
+from app.control.keys import Principal
+from app.dependencies import Admin, ServicesDep, StatesReader
+from app.engines.matching import MISS, Candidate, EngineMatcher, Match
+from app.engines.plans import KnownView
+from app.engines.reach import Tier
+from app.engines.registration import EngineKey
+from app.engines.views import ViewState
+from app.errors import ERROR_RULES, ErrorCode, NexusError
+
+QUERY_PATH: Final = "/indexer/query"
+BY_HASH_PATH: Final = "/indexer/query_by_hash"
+Headers = list[tuple[bytes, bytes]]
+_encode = msgspec.json.Encoder().encode
+_MATCH: Final = b"x-nexuskv-match"
+_COUNTING: Final = b"x-nexuskv-tier-counting"
+# A worker has the worst status of its listeners.
+_WORST: Final = ("failed", "pending", "active", "paused")
+_ERRORS: Final = (
+    ErrorCode.MISSING_FIELD, ErrorCode.INVALID_FIELD, ErrorCode.INVALID_JSON,
+    ErrorCode.INVALID_CONTENT_LENGTH, ErrorCode.INVALID_BODY, ErrorCode.UNAUTHORIZED,
+    ErrorCode.FORBIDDEN, ErrorCode.TENANT_FORBIDDEN, ErrorCode.NOT_FOUND,
+    ErrorCode.REQUEST_TOO_LARGE, ErrorCode.QUERY_TOO_LARGE, ErrorCode.INTERNAL_ERROR,
+    ErrorCode.DATABASE_UNAVAILABLE, ErrorCode.OVERLOADED, ErrorCode.INDEX_AWAY,
+)  # fmt: skip
+
+
+def indexer_router() -> APIRouter:
+    """The routes as they are published; see `app.api.queries` for how queries reach them."""
+    router = APIRouter(prefix="/indexer", tags=["indexer"])
+    router.post(
+        "/register",
+        summary="Register an engine",
+        status_code=200,
+        responses={
+            **_responses(ErrorCode.ENGINE_CONFLICT, ErrorCode.ENGINE_HOST_NOT_ALLOWED),
+            201: {"description": "Registered, where the model was `model_name`."},
+        },
+        openapi_extra=_body(IndexerRegistration.__name__),
+    )(register_engine)
+    router.post(
+        "/unregister",
+        summary="Forget an engine, or one rank of it",
+        responses=_responses(),
+        openapi_extra=_body(IndexerRemoval.__name__),
+    )(unregister_engine)
+    router.post(
+        "/query",
+        summary="Who has how much of a prompt",
+        responses=_responses(),
+        openapi_extra=_body(IndexerQueryBody.__name__, packed=True),
+    )(query_tokens)
+    router.post(
+        "/query_by_hash",
+        summary="Who has how much of a prompt, by the hashes of its blocks",
+        responses=_responses(),
+        openapi_extra=_body(IndexerHashQuery.__name__),
+    )(query_hashes)
+    router.get(
+        "/workers", summary="The engines that are registered", responses=_responses(listed=True)
+    )(list_workers)
+    return router
+
+
+# ---- registrations
+
+
+async def register_engine(request: Request, principal: Admin, services: ServicesDep) -> Response:
+    """An engine's events are read from `endpoint` from now on. The same again changes nothing.
+
+    Answers 200 and `status` in the words of the RFC to `modelname`, 201 and `ok` to `model_name`.
+    """
+    spelling, spec = decode_registration(principal, await request.body())
+    await services.engine_intake.register(spec)
+    if spelling is Spelling.DYNAMO:
+        return _json({"status": "ok"}, 201)
+    return _json({"status": "registered successfully", "instance_id": spec.instance_id})
+
+
+async def unregister_engine(request: Request, principal: Admin, services: ServicesDep) -> Response:
+    """Without `dp_rank` all ranks of the instance."""
+    named = decode_removal(await request.body())
+    removed = []
+    for view in list(services.engines.views()):
+        spec = view.spec
+        if (
+            (spec.model, spec.instance_id) == (named.model, named.instance_id)
+            and spec.layout == named.layout
+            and named.dp_rank in (None, spec.dp_rank)
+            and all(principal.may_use(tenant) for tenant in spec.tenants)
+            and await services.engine_intake.forget(EngineKey(spec.instance_id, spec.dp_rank))
+        ):
+            removed.append(f"{spec.instance_id}|{spec.tenants[0]}|{spec.dp_rank}")
+    if not removed:
+        raise NexusError(ErrorCode.NOT_FOUND, f"no such instance: {named.instance_id}")
+    if named.spelling is Spelling.DYNAMO:
+        return _json({"status": "ok"})
+    return _json({"status": "unregistered successfully", "removed_instances": removed})
+
+
+async def list_workers(
+    principal: StatesReader,
+    services: ServicesDep,
+    model_name: Annotated[str | None, Query(max_length=512)] = None,
+    routing_group: Annotated[str | None, Query(max_length=512)] = None,
+) -> Response:
+    """One entry an instance, with its ranks; an empty list where there is none."""
+    found: dict[tuple[str, str, str], list[KnownView]] = {}
+    for view in services.engines.views():
+        spec = view.spec
+        group = spec.layout.removeprefix("routing_group=") or DEFAULT
+        if (
+            model_name in (None, spec.model)
+            and routing_group in (None, group)
+            and all(principal.may_use(tenant) for tenant in spec.tenants)
+        ):
+            found.setdefault((spec.instance_id, spec.model, group), []).append(view)
+    return _json([_worker(*key, views) for key, views in sorted(found.items())])
+
+
+def _worker(instance_id: str, model: str, group: str, views: list[KnownView]) -> dict[str, Any]:
+    statuses = {view.spec.dp_rank: _status(view) for view in views}
+    return {
+        "instance_id": int(instance_id) if instance_id.isdecimal() else instance_id,
+        "source": "zmq",
+        "status": next(status for status in _WORST if status in statuses.values()),
+        "model_name": model,
+        "routing_group": group,
+        "block_size": views[0].spec.block_tokens,
+        "endpoints": {str(view.spec.dp_rank): view.spec.endpoint for view in views},
+        "listeners": {
+            str(view.spec.dp_rank): {
+                "endpoint": view.spec.endpoint,
+                "status": statuses[view.spec.dp_rank],
+            }
+            for view in views
+        },
+    }
+
+
+def _status(view: KnownView) -> str:
+    return "pending" if view.state is ViewState.PENDING else "active"
+
+
+# ---- queries
+
+
+async def query_tokens(
+    request: Request, principal: StatesReader, services: ServicesDep
+) -> Response:
+    """In tokens, of whole blocks. `model` is answered per tenant with what each tier has alone,
+    `model_name` with scores and with tiers that include every nearer one; the header
+    `X-NexusKV-Tier-Counting` says which it was, `X-NexusKV-Match` whether it is hit, miss or
+    unknown.
+    """
+    scope = request.scope
+    return _answer(
+        answer_query(
+            services.matcher,
+            principal,
+            media_type_of(scope["headers"]),
+            scope["query_string"],
+            await request.body(),
+            services.clock.now_us(),
+        )
+    )
+
+
+async def query_hashes(
+    request: Request, principal: StatesReader, services: ServicesDep
+) -> Response:
+    """The same for the hashes that the engine itself has for its blocks."""
+    body = await request.body()
+    now_us = services.clock.now_us()
+    return _answer(answer_query_by_hash(services.matcher, principal, b"", b"", body, now_us))
+
+
+def answer_query(  # noqa: PLR0917 - a request's parts in their order
+    matcher: EngineMatcher,
+    principal: Principal,
+    media_type: bytes,
+    query: bytes,
+    body: bytes,
+    now_us: int,
+) -> tuple[bytes, Headers]:
+    """The answer's body and headers. Raises NexusError."""
+    asked = decode_query(principal, media_type, query, body)
+    assert asked.tokens is not None
+    return _answered(asked, matcher.match(asked.wanted, asked.tokens, now_us=now_us))
+
+
+def answer_query_by_hash(
+    matcher: EngineMatcher,
+    principal: Principal,
+    _media_type: bytes,
+    _query: bytes,
+    body: bytes,
+    now_us: int,
+) -> tuple[bytes, Headers]:
+    """Likewise."""
+    asked = decode_hashes(principal, body)
+    match = matcher.match_names(
+        asked.wanted, asked.names or (), now_us=now_us, block_tokens=asked.block_tokens
+    )
+    return _answered(asked, match)
+
+
+def _answered(asked: IndexerQuery, match: Match) -> tuple[bytes, Headers]:
+    model = asked.wanted.model
+    if not match.engines.asked and match.result == MISS:
+        group = f"routing_group={asked.routing_group}"
+        if asked.spelling is Spelling.MOONCAKE:
+            group = f"tenant={asked.wanted.tenant}"
+        raise NexusError(ErrorCode.NOT_FOUND, f"no indexer for model={model} {group}")
+    found = [each for each in match.candidates if asked.block_tokens in (None, each.block_tokens)]
+    cumulative = asked.spelling is Spelling.DYNAMO
+    body = _scores(found) if cumulative else {asked.wanted.tenant: _instances(found)}
+    return _encode(body), [
+        (_MATCH, match.result.encode()),
+        (_COUNTING, b"cumulative" if cumulative else b"only"),
+    ]
+
+
+def _instances(found: list[Candidate]) -> dict[str, dict[str, Any]]:
+    """What each tier has alone; of several ranks the best one."""
+    instances: dict[str, dict[str, Any]] = {}
+    for each in found:
+        one = instances.setdefault(
+            each.instance_id, {"longest_matched": 0, "GPU": 0, "DP": {}, "CPU": 0, "DISK": 0}
+        )
+        one["longest_matched"] = max(one["longest_matched"], each.matched_tokens)
+        one["DP"][str(each.dp_rank)] = each.matched_tokens
+        for tier, reached in each.tiers.items():
+            name = tier.upper() if tier in _NAMED else "DISK"
+            one[name] = max(one[name], reached.only)
+    return instances
+
+
+def _scores(found: list[Candidate]) -> dict[str, Any]:
+    """Tiers that include the nearer ones; scores and frequencies are of the GPU."""
+    scores: dict[str, dict[str, int]] = {}
+    instances: dict[str, dict[str, Any]] = {}
+    depths: list[int] = []
+    for each in found:
+        gpu, cpu, disk = _cumulative(each)
+        rank = str(each.dp_rank)
+        if gpu:
+            scores.setdefault(each.instance_id, {})[rank] = gpu
+            depths.append(gpu // each.block_tokens)
+        one = instances.setdefault(
+            each.instance_id, {"longest_matched": 0, "gpu": 0, "dp": {}, "cpu": 0, "disk": 0}
+        )
+        one["longest_matched"] = max(one["longest_matched"], each.matched_tokens)
+        one["dp"][rank] = each.matched_tokens
+        for name, tokens in (("gpu", gpu), ("cpu", cpu), ("disk", disk)):
+            one[name] = max(one[name], tokens)
+    return {"scores": scores, "frequencies": _frequencies(depths), "instances": instances}
+
+
+_NAMED: Final = (Tier.GPU, Tier.CPU, Tier.DISK)
+
+
+def _cumulative(each: Candidate) -> tuple[int, int, int]:
+    """GPU, CPU, and everything: this wire has no farther tier."""
+    gpu = each.tiers[Tier.GPU].cumulative if Tier.GPU in each.tiers else 0
+    cpu = each.tiers[Tier.CPU].cumulative if Tier.CPU in each.tiers else gpu
+    return gpu, cpu, each.matched_tokens
+
+
+def _frequencies(depths: list[int]) -> list[int]:
+    """For each block of the prompt how many have it."""
+    counts: list[int] = []
+    for shorter, depth in enumerate(sorted(depths)):
+        counts += [len(depths) - shorter] * (depth - len(counts))
+    return counts
+
+
+# ---- shapes
+
+
+def _answer(answered: tuple[bytes, Headers]) -> Response:
+    body, headers = answered
+    named = {name.decode(): value.decode() for name, value in headers}
+    return Response(body, headers=named, media_type="application/json")
+
+
+def _json(content: object, status: int = 200) -> Response:
+    return Response(orjson.dumps(content), status, media_type="application/json")
+
+
+def _responses(*codes: ErrorCode, listed: bool = False) -> dict[int | str, dict[str, Any]]:
+    by_status: dict[int | str, list[str]] = {}
+    for code in dict.fromkeys((*_ERRORS, *codes)):
+        by_status.setdefault(ERROR_RULES[code].status, []).append(
+            f"`{code}`: {ERROR_RULES[code].title}"
+        )
+    schema = {"type": "array", "items": {"type": "object"}} if listed else {"type": "object"}
+    found = {"description": "Answered.", "content": {"application/json": {"schema": schema}}}
+    return {200: found} | {
+        status: {"model": IndexerError, "description": "; ".join(texts)}
+        for status, texts in sorted(by_status.items(), key=str)
+    }
+
+
+def _body(model: str, *, packed: bool = False) -> dict[str, Any]:
+    """Bodies are decoded by the route itself; this publishes what they hold."""
+    content: dict[str, Any] = {
+        "application/json": {"schema": {"$ref": f"#/components/schemas/{model}"}}
+    }
+    described: dict[str, Any] = {"requestBody": {"required": True, "content": content}}
+    if packed:
+        content[PACKED_TYPE.decode()] = {"schema": {"type": "string", "format": "binary"}}
+        described["parameters"] = packed_parameters(
+            {
+                "model": ("This or `model_name`.", 1, 512),
+                "model_name": ("This or `model`.", 1, 512),
+                "tenant_id": ("As in the body of JSON.", 0, 128),
+                "routing_group": ("Likewise.", 0, 128),
+                "instance_id": ("Likewise.", 1, 128),
+                "block_size": ("Likewise, a number.", 1, 5),
+                "additional_salt": ("Likewise.", 0, 512),
+                "lora_name": ("Likewise.", 0, 512),
+                "cache_salt": ("Likewise.", 0, 512),
+            }
+        )
+    return described

@@ -1,0 +1,278 @@
+"""Bodies of `/indexer`, in both spellings that are about: `model` and `model_name`.
+
+Unknown fields are passed over, as the services that this stands in for do.
+"""
+
+from enum import StrEnum
+from functools import lru_cache
+from typing import Annotated, Final, NamedTuple, TypeVar
+
+import msgspec
+
+from app.api.match_wire import (
+    PACKED_TYPE,
+    field_error,
+    names_from,
+    packed_tokens,
+    query_parameters,
+    tokens_of,
+)
+from app.control.auth import require_tenant
+from app.control.keys import Principal
+from app.engines.fields import MAX_HASHES
+from app.engines.matching import Tokens
+from app.engines.plans import Filter
+from app.engines.registration import EngineKind, EngineSpec
+from app.errors import ErrorCode, NexusError
+
+DEFAULT: Final = "default"
+_URLS: Final = 1_024
+_T = TypeVar("_T")
+_NULL: Final = msgspec.Raw(b"null")
+_LAYOUT: Final = "routing_group="
+_NO_NUL: Final = r"^[^\x00]*$"
+Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=_NO_NUL)]
+Label = Annotated[str, msgspec.Meta(max_length=512, pattern=_NO_NUL)]
+Group = Annotated[str, msgspec.Meta(max_length=128, pattern=_NO_NUL)]
+Instance = (
+    Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    | Annotated[int, msgspec.Meta(ge=0)]
+)
+BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
+Rank = Annotated[int, msgspec.Meta(ge=0, le=65_535)]
+
+
+class Spelling(StrEnum):
+    """Whose fields a request has; answers have the same."""
+
+    MOONCAKE = "mooncake"
+    DYNAMO = "dynamo"
+
+
+class _Named(msgspec.Struct, frozen=True, gc=False):
+    """What every request may have."""
+
+    model: Text | None = None
+    modelname: Text | None = None
+    model_name: Text | None = None
+    tenant_id: Group | None = None
+    routing_group: Group | None = None
+    instance_id: Instance | None = None
+    block_size: BlockSize | None = None
+    additionalsalt: Label | None = None
+    additional_salt: Label | None = None
+    lora_name: Label | None = None
+
+    @property
+    def spelling(self) -> Spelling:
+        return Spelling.MOONCAKE if self.model_name is None else Spelling.DYNAMO
+
+    def its_model(self) -> str:
+        """Raises MISSING_FIELD."""
+        found = self.model_name or self.modelname or self.model
+        if found is None:
+            raise missing("model")
+        return found
+
+    def layout(self) -> str:
+        """A routing group keeps engines apart as another layout does."""
+        group = self.routing_group
+        return "" if group in (None, "", DEFAULT) else f"{_LAYOUT}{group}"
+
+    def salt_of_engine(self) -> str:
+        """What keeps engines of one model apart that do not share blocks."""
+        return self.additional_salt or self.additionalsalt or ""
+
+
+class QueryBody(_Named, frozen=True, gc=False):
+    token_ids: msgspec.Raw = _NULL
+    lora_id: int | None = None
+    cache_salt: Label | None = None
+
+
+class HashBody(_Named, frozen=True, gc=False):
+    seq_hashes: Annotated[list[int], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    block_hash: Annotated[list[int], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    block_hashes: Annotated[list[int], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    cache_salt: Label | None = None
+
+
+class RegisterBody(_Named, frozen=True, gc=False):
+    endpoint: Text | None = None
+    replay_endpoint: Label | None = None
+    type: Text | None = None
+    dp_rank: Rank | None = None
+
+
+class IndexerQuery(NamedTuple):
+    """`tokens` or `names`; `block_tokens` where only blocks of that many are meant."""
+
+    spelling: Spelling
+    wanted: Filter
+    block_tokens: int | None
+    routing_group: str
+    tokens: Tokens | None = None
+    names: list[int] | None = None
+
+
+class Named(NamedTuple):
+    """Which registrations are meant."""
+
+    spelling: Spelling
+    model: str
+    layout: str
+    instance_id: str | None
+    dp_rank: int | None
+
+
+_query = msgspec.json.Decoder(QueryBody)
+_hashes = msgspec.json.Decoder(HashBody)
+_register = msgspec.json.Decoder(RegisterBody)
+_PACKED_FIELDS: Final = frozenset(
+    {"model", "model_name", "tenant_id", "routing_group", "instance_id", "block_size",
+     "additional_salt", "additionalsalt", "lora_name", "cache_salt"}
+)  # fmt: skip
+
+
+def decode_query(
+    principal: Principal, media_type: bytes, query: bytes, body: bytes
+) -> IndexerQuery:
+    """A prompt by its tokens. Raises NexusError."""
+    if media_type == PACKED_TYPE:
+        return _of_url(principal, query)._replace(tokens=packed_tokens(body, ""))
+    if query:
+        raise field_error("/query", ErrorCode.INVALID_FIELD, "only with a packed body")
+    found = _decoded(_query, body)
+    raw = bytes(found.token_ids)
+    if raw == b"null":
+        raise missing("token_ids")
+    return _prompt(principal, found)._replace(tokens=tokens_of(raw, "/token_ids"))
+
+
+@lru_cache(maxsize=_URLS)
+def _of_url(principal: Principal, query: bytes) -> IndexerQuery:
+    """Clients with packed prompts repeat the rest from one to the next."""
+    given = query_parameters(query, _PACKED_FIELDS)
+    try:
+        return _prompt(principal, msgspec.convert(given, QueryBody, strict=False))
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+
+
+def _prompt(principal: Principal, found: QueryBody) -> IndexerQuery:
+    lora = found.lora_name or None
+    # A number that stands for no adapter at all is not negative.
+    if lora is None and found.lora_id is not None and found.lora_id >= 0:
+        lora = str(found.lora_id)
+    return _asked(principal, found, lora, found.cache_salt or None)
+
+
+def decode_hashes(principal: Principal, body: bytes) -> IndexerQuery:
+    """A prompt by its blocks' hashes as the engine has them. Raises NexusError."""
+    found = _decoded(_hashes, body)
+    if found.spelling is Spelling.DYNAMO and found.cache_salt is not None:
+        detail = "cache_salt is in the hashes already and must be absent"
+        raise field_error("/cache_salt", ErrorCode.INVALID_FIELD, detail)
+    hashes = next(
+        (
+            each
+            for each in (found.block_hashes, found.seq_hashes, found.block_hash)
+            if each is not None
+        ),
+        None,
+    )
+    if hashes is None:
+        raise missing("block_hashes" if found.spelling is Spelling.DYNAMO else "seq_hashes")
+    names = names_from(hashes, "/block_hashes")
+    return _asked(principal, found, None, None)._replace(names=names)
+
+
+def decode_registration(principal: Principal, body: bytes) -> tuple[Spelling, EngineSpec]:
+    """Raises NexusError."""
+    found = _decoded(_register, body)
+    for name in ("instance_id", "endpoint", "block_size"):
+        if getattr(found, name) is None:
+            raise missing(name)
+    kinds = {kind.value: kind for kind in EngineKind}
+    kind = kinds.get((found.type or EngineKind.VLLM).lower())
+    if kind is None:
+        detail = f"type is one of {', '.join(kinds)}"
+        raise field_error("/type", ErrorCode.INVALID_FIELD, detail)
+    fields = {
+        "instance_id": str(found.instance_id),
+        "dp_rank": found.dp_rank or 0,
+        "kind": kind,
+        "model": found.its_model(),
+        "revision": found.salt_of_engine(),
+        "layout": found.layout(),
+        "block_tokens": found.block_size,
+        "tenants": (tenant_of(principal, found.tenant_id),),
+        "endpoint": found.endpoint,
+        "replay_endpoint": found.replay_endpoint or None,
+    }
+    try:
+        return found.spelling, msgspec.convert(fields, EngineSpec)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+
+
+def decode_removal(body: bytes) -> Named:
+    """Raises NexusError."""
+    found = _decoded(_register, body)
+    if found.instance_id is None:
+        raise missing("instance_id")
+    return Named(
+        found.spelling, found.its_model(), found.layout(), str(found.instance_id), found.dp_rank
+    )
+
+
+def tenant_of(principal: Principal, named: str | None) -> str:
+    """Whose blocks are meant: clients that know no tenants say nothing, or `default`.
+
+    Then it is the one that the key has, and `default` for a key of all. Raises TENANT_FORBIDDEN,
+    or MISSING_FIELD for a key of several.
+    """
+    own = principal.tenants
+    if named not in (None, "", DEFAULT) or (own is not None and DEFAULT in own):
+        tenant = named or DEFAULT
+        require_tenant(principal, tenant)
+        return tenant
+    if own is None:
+        return DEFAULT
+    if len(own) != 1:
+        raise NexusError(
+            ErrorCode.MISSING_FIELD, "name tenant_id: the API key covers several tenants"
+        )
+    return next(iter(own))
+
+
+def missing(name: str) -> NexusError:
+    return field_error(f"/{name}", ErrorCode.MISSING_FIELD, "This field is required")
+
+
+def invalid(error: msgspec.ValidationError) -> NexusError:
+    """What does not fit, in the decoder's words, which quote nothing but names."""
+    return NexusError(ErrorCode.INVALID_FIELD, str(error))
+
+
+def _asked(principal: Principal, found: _Named, lora: str | None, salt: str | None) -> IndexerQuery:
+    wanted = Filter(
+        tenant_of(principal, found.tenant_id),
+        found.its_model(),
+        found.salt_of_engine() or None,
+        found.layout(),
+        lora,
+        salt,
+        None if found.instance_id is None else str(found.instance_id),
+    )
+    group = found.routing_group or DEFAULT
+    return IndexerQuery(found.spelling, wanted, found.block_size, group)
+
+
+def _decoded(decoder: "msgspec.json.Decoder[_T]", body: bytes) -> _T:
+    try:
+        return decoder.decode(body)
+    except msgspec.ValidationError as error:
+        raise invalid(error) from None
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise NexusError(ErrorCode.INVALID_JSON, f"The body is not valid JSON: {error}") from None

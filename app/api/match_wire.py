@@ -1,0 +1,247 @@
+"""Bodies of `POST /v1/match`, decoded once.
+
+The fast path is msgspec with the constraints of `app.api.match_schemas`, and tokens are read by the
+core's own scanner. Whatever it refuses is judged by the pydantic model, which names the fault.
+"""
+
+import binascii
+import re
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import Annotated, Any, Final, NamedTuple
+from urllib.parse import parse_qsl
+
+import msgspec
+import orjson
+from pydantic import BaseModel, ValidationError
+
+from app.api import match_schemas as schemas
+from app.engines.fields import MAX_HASHES, Fields, WireError, engine_hash
+from app.engines.matching import Tokens
+from app.engines.plans import Filter
+from app.engines.spaces import Extra, name_of
+from app.errors import ErrorCode, FieldError, NexusError
+from app.problem_fields import field_errors
+from app.settings import MAX_QUERY_TOKENS
+from nexuskv_core import TokenText
+
+PACKED_TYPE: Final = b"application/octet-stream"
+_TOKEN_BYTES: Final = 4
+_URLS: Final = 1_024
+_MAX_QUERY_CHARS: Final = 8_192
+_MAX_REPORTED: Final = 20
+_NULL: Final = msgspec.Raw(b"null")
+_HASH: Final = re.compile(schemas.HASH_PATTERN)
+
+Tenant = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=schemas.MAX_SCOPE_CHARS, pattern=r"^[^\x00]+$")
+]
+Text = Annotated[
+    str, msgspec.Meta(min_length=1, max_length=schemas.MAX_TEXT_CHARS, pattern=r"^[^\x00]+$")
+]
+AnyText = Annotated[str, msgspec.Meta(max_length=schemas.MAX_TEXT_CHARS, pattern=r"^[^\x00]*$")]
+BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=schemas.MAX_BLOCK_TOKENS)]
+
+
+class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    tenant: Tenant
+    model: Text
+    revision: AnyText | None = None
+    layout: AnyText | None = None
+    instance_id: Text | None = None
+    lora: Text | None = None
+    cache_salt: Text | None = None
+    extra_keys: Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    tokens: msgspec.Raw = _NULL
+    tokens_b64: Annotated[str, msgspec.Meta(max_length=schemas.MAX_B64_CHARS)] | None = None
+    hashes: Annotated[list[int | str], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    block_tokens: BlockTokens | None = None
+
+
+class QueriesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    queries: Annotated[list[QueryBody], msgspec.Meta(min_length=1, max_length=schemas.MAX_QUERIES)]
+
+
+class Asked(NamedTuple):
+    """One query: `tokens` or `names`, the engines' names of its blocks."""
+
+    wanted: Filter
+    tokens: Tokens | None
+    names: list[int] | None = None
+    extra_keys: Sequence[Extra | None] | None = None
+    block_tokens: int | None = None
+
+
+_decoder = msgspec.json.Decoder(QueriesBody)
+
+
+def decode_json(body: bytes) -> list[Asked]:
+    """Raises NexusError: INVALID_JSON, INVALID_BODY, a field's, or QUERY_TOO_LARGE."""
+    try:
+        found = _decoder.decode(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError):
+        found = _judged(body)
+    asked = [_asked(query, f"/queries/{at}") for at, query in enumerate(found.queries)]
+    if (
+        sum(count_of(query.tokens) for query in asked if query.tokens is not None)
+        > MAX_QUERY_TOKENS
+    ):
+        raise _too_large()
+    return asked
+
+
+def decode_packed(query: bytes, body: bytes) -> Asked:
+    """Tokens as little-endian u32 in the body, the rest in the URL. Raises NexusError."""
+    return Asked(_of_url(query), packed_tokens(body, ""))
+
+
+@lru_cache(maxsize=_URLS)
+def _of_url(query: bytes) -> Filter:
+    """Clients with packed prompts repeat the rest from one to the next."""
+    given = query_parameters(query, _PACKED_FIELDS)
+    for name in ("tenant", "model"):
+        if not given.get(name):
+            raise field_error(f"/query/{name}", ErrorCode.MISSING_FIELD, "This field is required")
+    try:
+        fields = msgspec.convert(given, QueryBody)
+    except msgspec.ValidationError as error:
+        raise field_error("/query", ErrorCode.INVALID_FIELD, str(error)) from None
+    return _wanted(fields)
+
+
+def query_parameters(query: bytes, known: frozenset[str]) -> dict[str, str]:
+    """The parameters of a URL. Raises NexusError for one that is unknown or there twice."""
+    if len(query) > _MAX_QUERY_CHARS:
+        raise field_error("/query", ErrorCode.INVALID_FIELD, f"at most {_MAX_QUERY_CHARS} bytes")
+    given: dict[str, str] = {}
+    try:
+        pairs = parse_qsl(query.decode("ascii"), keep_blank_values=True, errors="strict")
+    except ValueError:
+        raise field_error("/query", ErrorCode.INVALID_FIELD, "not a query string") from None
+    for name, value in pairs:
+        at = f"/query/{name[:64]}"
+        if name not in known:
+            raise field_error(at, ErrorCode.UNKNOWN_FIELD, "This field is not known")
+        if name in given:
+            raise field_error(at, ErrorCode.INVALID_FIELD, "There is more than one")
+        given[name] = value
+    return given
+
+
+def packed_tokens(body: bytes, pointer: str) -> bytes:
+    """The tokens as they are. Raises NexusError where their number is none or too large."""
+    if len(body) % _TOKEN_BYTES:
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, "4 bytes a token, little-endian")
+    if len(body) > _TOKEN_BYTES * MAX_QUERY_TOKENS:
+        raise _too_large()
+    return body
+
+
+def tokens_of(raw: bytes, pointer: str) -> TokenText:
+    """A JSON list of token ids. Raises NexusError."""
+    try:
+        tokens = TokenText(raw)
+    except (ValueError, TypeError) as error:
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, f"token ids: {error}") from None
+    if len(tokens) > MAX_QUERY_TOKENS:
+        raise _too_large()
+    return tokens
+
+
+def count_of(tokens: Tokens) -> int:
+    """How many tokens there are."""
+    return len(tokens) if isinstance(tokens, TokenText) else len(tokens) // _TOKEN_BYTES
+
+
+def names_from(hashes: Sequence[int | str], pointer: str) -> list[int]:
+    """Engine hashes as the index has them. Raises NexusError."""
+    if any(isinstance(each, str) and not _HASH.fullmatch(each) for each in hashes):
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, "hashes are integers, or hexadecimal")
+    try:
+        return [
+            name_of(engine_hash(bytes.fromhex(each) if isinstance(each, str) else each))
+            for each in hashes
+        ]
+    except WireError as error:
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, str(error)) from None
+
+
+def field_error(pointer: str, code: ErrorCode, detail: str) -> NexusError:
+    """A refusal for one field."""
+    return NexusError(code, f"{pointer}: {detail}", errors=[FieldError(pointer, code, detail)])
+
+
+_PACKED_FIELDS: Final = frozenset(
+    {"tenant", "model", "revision", "layout", "instance_id", "lora", "cache_salt"}
+)
+
+
+def _asked(query: QueryBody, at: str) -> Asked:
+    raw = bytes(query.tokens)
+    has_tokens = raw != b"null"
+    if has_tokens + (query.tokens_b64 is not None) + (query.hashes is not None) != 1:
+        raise field_error(at, ErrorCode.INVALID_FIELD, "one of tokens, tokens_b64 and hashes")
+    wanted = _wanted(query)
+    if query.hashes is not None:
+        names = names_from(query.hashes, f"{at}/hashes")
+        return Asked(wanted, None, names, block_tokens=query.block_tokens)
+    tokens: Tokens
+    if query.tokens_b64 is not None:
+        try:
+            packed = binascii.a2b_base64(query.tokens_b64, strict_mode=True)
+        except (binascii.Error, ValueError):
+            pointer = f"{at}/tokens_b64"
+            raise field_error(pointer, ErrorCode.INVALID_FIELD, "not base64") from None
+        tokens = packed_tokens(packed, f"{at}/tokens_b64")
+    else:
+        tokens = tokens_of(raw, f"{at}/tokens")
+    extra_keys = None
+    if query.extra_keys is not None:
+        try:
+            extra_keys = Fields({"extra_keys": query.extra_keys}).extra_keys()
+        except WireError as error:
+            pointer = f"{at}/extra_keys"
+            raise field_error(pointer, ErrorCode.INVALID_FIELD, str(error)) from None
+    return Asked(wanted, tokens, None, extra_keys)
+
+
+def _wanted(query: QueryBody) -> Filter:
+    return Filter(
+        query.tenant,
+        query.model,
+        query.revision,
+        query.layout,
+        query.lora,
+        query.cache_salt,
+        query.instance_id,
+    )
+
+
+def _too_large() -> NexusError:
+    return NexusError(
+        ErrorCode.QUERY_TOO_LARGE, f"At most {MAX_QUERY_TOKENS:,} tokens in one request"
+    )
+
+
+def _judged(body: bytes) -> QueriesBody:
+    """What the published model makes of a body that was refused; raises what it finds."""
+    try:
+        value = orjson.loads(body)
+    except orjson.JSONDecodeError as error:
+        raise NexusError(ErrorCode.INVALID_JSON, f"The body is not valid JSON: {error}") from None
+    accepted = judge(value, schemas.MatchQueries)
+    return _decoder.decode(orjson.dumps(accepted.model_dump(exclude_none=True)))
+
+
+def judge(value: Mapping[str, Any], model: type[BaseModel]) -> BaseModel:
+    """Raises NexusError with what the model finds in the body."""
+    try:
+        return model.model_validate(value)
+    except ValidationError as error:
+        found, left_out = field_errors(
+            error.errors(include_url=False, include_context=False, include_input=False)
+        )
+    first = found[0]
+    more = len(found) + left_out - 1
+    message = f"{first.pointer or 'the body'}: {first.detail}" + (f", and {more} more" * bool(more))
+    raise NexusError(first.code, message, errors=found[:_MAX_REPORTED])

@@ -1,0 +1,133 @@
+"""Queries of the index as plain ASGI: reached before the router and its middleware, which would
+cost more than the answer does. The routes of the same paths are what OpenAPI shows.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Final
+
+import structlog
+from starlette.types import Receive, Scope, Send
+
+from app.api.indexer import BY_HASH_PATH, QUERY_PATH, answer_query, answer_query_by_hash
+from app.api.indexer_errors import error_response
+from app.api.match import MATCH_PATH, answer_match, media_type_of
+from app.clock import Clock, IdSource
+from app.control.auth import Access, require_scope
+from app.control.keys import Principal
+from app.control.keys import Scope as KeyScope
+from app.engines.matching import EngineMatcher
+from app.errors import ErrorCode, NexusError
+from app.http_limits import ClientDisconnectedError, read_body, refuse_body, send_response
+from app.problem import REQUEST_ID_KEY, ResponseParts, internal_error, problem_for
+from app.request_context import HttpObserver, request_id_of
+
+Headers = list[tuple[bytes, bytes]]
+Answer = Callable[[EngineMatcher, Principal, bytes, bytes, bytes, int], tuple[bytes, Headers]]
+_JSON: Final = (b"content-type", b"application/json")
+_US_PER_S: Final = 1_000_000
+# Answered before the body was read: the client may still be sending it.
+_BODY_UNREAD: Final = frozenset(
+    {ErrorCode.REQUEST_TOO_LARGE, ErrorCode.INVALID_CONTENT_LENGTH, ErrorCode.UNAUTHORIZED}
+)
+log = structlog.get_logger("nexuskv.queries")
+
+
+def _answer_match(  # noqa: PLR0917 - a request's parts in their order
+    matcher: EngineMatcher,
+    principal: Principal,
+    media_type: bytes,
+    query: bytes,
+    body: bytes,
+    now_us: int,
+) -> tuple[bytes, Headers]:
+    return answer_match(matcher, principal, media_type, query, body, now_us), []
+
+
+_ANSWERS: Final[Mapping[str, Answer]] = {
+    MATCH_PATH: _answer_match,
+    QUERY_PATH: answer_query,
+    BY_HASH_PATH: answer_query_by_hash,
+}
+
+
+class Queries:
+    """`POST /v1/match`, `/indexer/query` and `/indexer/query_by_hash`."""
+
+    def __init__(
+        self,
+        access: Access,
+        matcher: EngineMatcher,
+        *,
+        metrics: HttpObserver,
+        clock: Clock,
+        ids: IdSource,
+    ) -> None:
+        self._access = access
+        self._matcher = matcher
+        self._metrics = metrics
+        self._clock = clock
+        self._ids = ids
+
+    @staticmethod
+    def serve(scope: Scope) -> bool:
+        """Whether a request of HTTP is one of these."""
+        return scope["path"] in _ANSWERS and scope["method"] == "POST"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        started_us = self._clock.monotonic_us()
+        path: str = scope["path"]
+        headers = scope["headers"]
+        unread = False
+        try:
+            principal = self._known(headers) or await self._access.authenticate(scope)
+            require_scope(principal, KeyScope.STATES_READ)
+            body = await read_body(scope, receive)
+            answer, more = _ANSWERS[path](
+                self._matcher,
+                principal,
+                media_type_of(headers),
+                scope["query_string"],
+                body,
+                self._clock.now_us(),
+            )
+            response: ResponseParts = (
+                200,
+                [_JSON, (b"content-length", b"%d" % len(answer)), *more],
+                answer,
+            )
+        except ClientDisconnectedError:
+            return
+        except NexusError as error:
+            unread = error.code in _BODY_UNREAD
+            response = self._refused(scope, error)
+        except Exception as error:
+            log.exception("query_failed", path=path)
+            response = self._refused(scope, internal_error(error))
+        duration_us = self._clock.monotonic_us() - started_us
+        self._metrics.observe_http(path, "POST", response[0], duration_us / _US_PER_S)
+        if unread:
+            await refuse_body(scope, receive, send, response)
+        else:
+            await send_response(send, response)
+
+    def _known(self, headers: Headers) -> Principal | None:
+        found = [value for name, value in headers if name == b"authorization"]
+        return self._access.known(found[0]) if len(found) == 1 else None
+
+    def _refused(self, scope: Scope, error: NexusError) -> ResponseParts:
+        """In the shape of the wire it came by, logged, with what its caller can quote."""
+        request_id = request_id_of(scope["headers"]) or str(self._ids.uuid7())
+        scope[REQUEST_ID_KEY] = request_id
+        shaped = problem_for if scope["path"] == MATCH_PATH else error_response
+        status, headers, body = shaped(error, scope)
+        log.warning(
+            "query_refused",
+            path=scope["path"],
+            code=error.code.value,
+            status=status,
+            request_id=request_id,
+            cause=error.internal,
+        )
+        # Its frames hold the request: a cycle that would keep it alive.
+        error.__traceback__ = error.__context__ = error.__cause__ = None
+        return status, [*headers, (b"x-request-id", request_id.encode())], body

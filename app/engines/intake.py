@@ -1,0 +1,198 @@
+"""What operators and pushers do to engines: register, forget, and hand frames over."""
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+import msgspec
+
+from app.clock import Clock
+from app.db.session import Database
+from app.engines.addresses import EngineAddresses, check_consistent
+from app.engines.directory import Engine, EngineDirectory, EngineStatus, decoded, encoded
+from app.engines.fields import WireError
+from app.engines.registration import MAX_ENGINES, Attach, EngineKey, EngineSpec
+from app.engines.repository import engine_by_key, engine_forget, engine_register
+from app.engines.stream import Order
+from app.engines.views import ViewState
+from app.engines.wire import decode_batch
+from app.errors import ErrorCode, FieldError, NexusError
+
+
+class Registered(StrEnum):
+    """What became of a registration."""
+
+    CREATED = "created"
+    UNCHANGED = "unchanged"
+    REPLACED = "replaced"
+
+
+class Pushed(NamedTuple):
+    """What became of a pushed frame; `repeated`: it was the same as one that was there."""
+
+    applied: int
+    repeated: bool
+    lost: int
+    epoch: int
+    state: ViewState
+
+
+class EngineIntake:
+    """Takes registrations and pushed frames."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: EngineDirectory,
+        addresses: EngineAddresses,
+        clock: Clock,
+    ) -> None:
+        self._database = database
+        self._directory = directory
+        self._addresses = addresses
+        self._clock = clock
+
+    async def register(self, spec: EngineSpec, *, replace: bool = False) -> Registered:
+        """Store a registration, and follow the engine from now on.
+
+        Raises INVALID_FIELD, ENGINE_HOST_NOT_ALLOWED, ENGINE_CONFLICT when the key is registered
+        otherwise and not `replace`, or the endpoint to listen on is another engine's; OVERLOADED
+        when there are too many engines; DATABASE_UNAVAILABLE.
+        """
+        check_consistent(spec)
+        self._addresses.check(spec)
+        async with self._directory.changing():
+            self._check_room(spec)
+            now = self._clock.now()
+            async with self._database.write() as session:
+                stored = await engine_by_key(session, spec.key)
+                before = None if stored is None else decoded(stored.spec)
+                if stored is not None and before == spec:
+                    # Another replica may have stored it a moment ago.
+                    self._directory.apply(spec, stored.registered_at)
+                    return Registered.UNCHANGED
+                if not await engine_register(
+                    session, spec.key, encoded(spec), now, replace=replace
+                ):
+                    raise _conflict(spec, before)
+            self._directory.apply(spec, now)
+        return Registered.CREATED if stored is None else Registered.REPLACED
+
+    async def forget(self, key: EngineKey) -> bool:
+        """Take the engine's blocks out of the index, and follow it no more.
+
+        False when there is no such engine. Raises DATABASE_UNAVAILABLE.
+        """
+        async with self._directory.changing():
+            async with self._database.write() as session:
+                forgotten = await engine_forget(session, key)
+            self._directory.drop(key)
+        return forgotten
+
+    def push(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+        """Take a frame in that was handed over. `lost`: those before it will not come.
+
+        Raises NOT_FOUND, ENGINE_CONFLICT for an engine with an endpoint, INVALID_BODY for a frame
+        that cannot be read, INVALID_FIELD for one of another rank, EVENTS_MISSING when frames
+        before it are missing. Nothing is taken then.
+        """
+        engine = self._directory.get(key)
+        if engine is None:
+            raise no_engine()
+        if engine.spec.endpoint is not None:
+            raise NexusError(
+                ErrorCode.ENGINE_CONFLICT,
+                "The engine's events come from its endpoint; register it without one to push them",
+            )
+        _check_frame(engine, payload)
+        missing = engine.view.missing(number, payload)
+        if missing is not None and not lost:
+            raise _missing(missing)
+        taken = engine.view.take(number, payload, now_us=self._clock.now_us())
+        return Pushed(
+            applied=taken.events,
+            repeated=taken.order is Order.AGAIN,
+            lost=taken.lost,
+            epoch=engine.view.epoch,
+            state=engine.view.state,
+        )
+
+    async def take(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+        """`push`, as processes have it that hand the frame to the index's writer."""
+        return self.push(key, number, payload, lost=lost)
+
+    async def statuses(self, keys: Sequence[EngineKey]) -> list[EngineStatus]:
+        """How these engines stand; without those that are not registered any more."""
+        found = [self._directory.get(key) for key in keys]
+        return [self._directory.status(one) for one in found if one is not None]
+
+    def _check_room(self, spec: EngineSpec) -> None:
+        if self._directory.get(spec.key) is None and len(self._directory) >= MAX_ENGINES:
+            raise NexusError(
+                ErrorCode.OVERLOADED,
+                f"There are {MAX_ENGINES} engines already; DELETE /v1/engines/INSTANCE forgets one",
+            )
+        if spec.attach is not Attach.BIND:
+            return
+        for other in self._directory.engines():
+            same = other.spec.attach is Attach.BIND and other.spec.endpoint == spec.endpoint
+            if same and other.spec.key != spec.key:
+                raise NexusError(
+                    ErrorCode.ENGINE_CONFLICT,
+                    f"/endpoint: {other.spec.instance_id} (rank {other.spec.dp_rank}) is listened"
+                    " for there; give each engine a port of its own",
+                )
+
+
+def no_engine() -> NexusError:
+    return NexusError(
+        ErrorCode.NOT_FOUND, "there is no such engine; GET /v1/engines lists those there are"
+    )
+
+
+def _check_frame(engine: Engine, payload: bytes) -> None:
+    try:
+        batch = decode_batch(payload)
+    except WireError as error:
+        raise NexusError(ErrorCode.INVALID_BODY, f"The frame cannot be read: {error}") from None
+    if batch.dp_rank not in (None, engine.spec.dp_rank):
+        finding = FieldError(
+            "/query/dp_rank",
+            ErrorCode.INVALID_FIELD,
+            f"the frame is of data parallel rank {batch.dp_rank}, not {engine.spec.dp_rank}",
+        )
+        raise NexusError(ErrorCode.INVALID_FIELD, finding.detail, errors=[finding])
+
+
+def _missing(missing: range) -> NexusError:
+    first, last = missing.start, missing.stop - 1
+    finding = FieldError(
+        "/query/sequence",
+        ErrorCode.EVENTS_MISSING,
+        f"frames {first} to {last} were not pushed",
+        value=msgspec.json.encode({"from": first, "to": last}).decode(),
+    )
+    return NexusError(
+        ErrorCode.EVENTS_MISSING,
+        f"Frames {first} to {last} are missing before this one: push them first, or this one with"
+        " lost=true, after which the engine's blocks are unknown until it clears or restarts",
+        errors=[finding],
+    )
+
+
+def _conflict(spec: EngineSpec, before: EngineSpec | None) -> NexusError:
+    names = (
+        []
+        if before is None
+        else [
+            name
+            for name in EngineSpec.__struct_fields__
+            if getattr(before, name) != getattr(spec, name)
+        ]
+    )
+    what = f" (differing: {', '.join(names)})" if names else ""
+    return NexusError(
+        ErrorCode.ENGINE_CONFLICT,
+        f"{spec.instance_id} (rank {spec.dp_rank}) is registered otherwise{what}; register it with"
+        " replace=true, which begins anew, or under another instance_id",
+    )

@@ -1,0 +1,338 @@
+"""Which engines have how much of a prompt: every location, and how far that is to be trusted."""
+
+from array import array
+from collections.abc import Callable, Iterable, Sequence
+from typing import Final, NamedTuple, TypeAlias
+
+import msgspec
+
+from app.engines.plans import EngineViews, Filter, Plan, Planner, Seen, Space
+from app.engines.reach import Held, Reach, Tier, TierReach, reach, tier_of
+from app.engines.registration import EngineKey
+from app.engines.shelves import Shelf, shelf_of
+from app.engines.spaces import Extra, Owner, Spaces, salted, without
+from app.engines.views import ViewState
+from nexuskv_core import BlockIndex, BusyError, TokenText, chain
+
+MAX_CANDIDATES: Final = 1_000
+_PLACE_CACHE_ENTRIES: Final = 262_144
+DEFAULT_STALE_AFTER_US: Final = 30_000_000
+HIT: Final = "hit"
+MISS: Final = "miss"
+UNKNOWN: Final = "unknown"
+# Little-endian u32 each, where they are bytes.
+Tokens = TokenText | bytes
+_Words: TypeAlias = "TokenText | memoryview[int]"
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """A location that has a usable prefix, and what is known of its freshness."""
+
+    source: str = "engine"
+    instance_id: str
+    dp_rank: int
+    node: str | None
+    matched_tokens: int
+    block_tokens: int
+    tiers: dict[Tier, TierReach]
+    # The salt of the matched blocks: a request finds them only with it.
+    cache_salt: str | None
+    state: ViewState
+    epoch: int
+    last_sequence: int | None
+    # From the publisher's clock to ours for its last frame; None where it does not say.
+    lag_us: int | None
+    # Since its last frame.
+    age_us: int | None
+    gap: bool
+
+
+class Engines(msgspec.Struct, frozen=True, gc=False):
+    """How many were asked, and how many of them are in which state."""
+
+    asked: int
+    live: int
+    pending: int
+    unknown: int
+    stale: int
+
+
+class Match(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """`result` is hit, miss or unknown; `reason` says why it is no hit.
+
+    Candidates have the longest first; `left_off` counts those beyond the limit.
+    """
+
+    result: str
+    reason: str | None
+    matched_tokens: int
+    query_tokens: int | None
+    candidates: list[Candidate]
+    left_off: int
+    engines: Engines
+
+
+class _Place(NamedTuple):
+    """A holder of the index, as far as queries know it."""
+
+    stream: int
+    tier: Tier
+    group: int
+    block_tokens: int
+
+
+class _Prompt(NamedTuple):
+    """`rest`: of the first block's extra keys what is neither adapter nor salt."""
+
+    tokens: _Words
+    tokens_count: int
+    lora: str | None
+    extra_keys: Sequence[Extra | None] | None
+    rest: Extra | None
+
+
+# The owner and the salt of a chain: what an engine has of one is no part of another.
+_Chain = tuple[Owner, str | None]
+_Found = dict[tuple[EngineKey, _Chain], list[Held]]
+
+
+class EngineMatcher:
+    """Answers queries from the index, changing nothing. On the event loop's thread."""
+
+    def __init__(
+        self,
+        core: BlockIndex,
+        views: EngineViews,
+        spaces: Spaces,
+        *,
+        stale_after_us: int = DEFAULT_STALE_AFTER_US,
+        away: Callable[[], bool] | None = None,
+    ) -> None:
+        self._core = core
+        self._away = away
+        self._spaces = spaces
+        self._planner = Planner(views, spaces)
+        self._stale_after_us = stale_after_us
+        self._places: dict[int, _Place] = {}
+        # Candidates that a group of an unknown attention type made unusable.
+        self.unusable_kinds = 0
+
+    def follow(self, core: BlockIndex) -> None:
+        """Read another index from now on: its numbers are others."""
+        self._core = core
+        self._places.clear()
+        # Plans hold views, and these the index that was read before.
+        self._spaces.changes += 1
+
+    def knows(self, wanted: Filter) -> bool:
+        """Whether any engine is registered that this filter may see."""
+        return bool(self._planner.plan(wanted).seen)
+
+    def match(
+        self,
+        wanted: Filter,
+        tokens: Tokens,
+        *,
+        now_us: int,
+        extra_keys: Sequence[Extra | None] | None = None,
+    ) -> Match:
+        """`extra_keys` has an entry a block. Raises as TenantHashing before a secret is there."""
+        first = extra_keys[0] if extra_keys else None
+        salt, rest = salted(wanted.salt, without(wanted.lora, first), ())
+        plan = self._planner.plan(wanted if salt == wanted.salt else wanted._replace(salt=salt))
+        found: _Found = {}
+        words = tokens if isinstance(tokens, TokenText) else memoryview(tokens).cast("I")
+        count = len(words)
+        if self._away is not None and self._away():
+            return _nothing_known(plan, count)
+        prompt = _Prompt(words, count, wanted.lora, extra_keys, rest)
+        try:
+            for space in plan.spaces:
+                keys = self._keys(space, prompt)
+                self._collect(self._core.find(keys), plan, (space.owner, space.salt), found)
+        except BusyError:
+            return self._answer(plan, found, now_us, count, busy=True)
+        return self._answer(plan, found, now_us, count)
+
+    def match_names(
+        self, wanted: Filter, names: Sequence[int], *, now_us: int, block_tokens: int | None = None
+    ) -> Match:
+        """Likewise for a chain by the engines' own names of its blocks, u64 each.
+
+        Adapter and salt are in the names. `block_tokens`: only blocks of that many.
+        """
+        plan = self._planner.plan(wanted)
+        if self._away is not None and self._away():
+            return _nothing_known(plan, None)
+        found: _Found = {}
+        busy = False
+        for seen in plan.seen.values():
+            for lane in seen.view.lanes:
+                if wanted.tenant not in lane.owner:
+                    continue
+                if block_tokens not in (None, lane.shape.block_tokens):
+                    continue
+                try:
+                    segments = self._core.find_names(lane.stream, names)
+                except BusyError:
+                    busy = True
+                except ValueError:
+                    # Closed meanwhile by another process; its view says that it is not known.
+                    continue
+                else:
+                    self._collect(segments, plan, (lane.owner, None), found)
+        return self._answer(plan, found, now_us, None, busy=busy)
+
+    # ---- one query
+
+    def _keys(self, space: Space, prompt: _Prompt) -> bytes:
+        """Of the prompt's whole blocks; none where the extra keys are for other blocks."""
+        tokens, count, lora, extra_keys, rest = prompt
+        block, width = space.shape
+        if width == 2:
+            tokens, count = _pairs(tokens), max(0, count - 1)
+        blocks = count // block
+        if not blocks:
+            return b""
+        extras = None
+        if extra_keys is not None:
+            if len(extra_keys) != blocks:
+                return b""
+            first = self._spaces.digest(space.owner, lora, space.salt, rest)
+            extras = self._spaces.extras(
+                space.owner, lora, extra_keys, first=first, blocks=blocks, begins=True
+            )
+        elif space.first is not None:
+            extras = [space.first, *[None] * (blocks - 1)]
+        return chain(space.scope_key, tokens, block * width, extras=extras)
+
+    def _collect(
+        self,
+        segments: Iterable[tuple[int, int, int]],
+        plan: Plan,
+        of: _Chain,
+        found: _Found,
+    ) -> None:
+        streams = plan.asked.streams
+        for holder, start, end in segments:
+            place = self._places.get(holder) or self._place(holder)
+            engine = None if place is None else streams.get(place.stream)
+            if place is not None and engine is not None:
+                held = Held(place.tier, place.group, place.block_tokens, start, end)
+                found.setdefault((engine, of), []).append(held)
+
+    def _place(self, holder: int) -> _Place | None:
+        """None where it was closed meanwhile. Numbers are never used again."""
+        try:
+            shelf: Shelf = shelf_of(self._core.label(holder))
+            # Still open: the label was whole when it was read, also beside another process.
+            stream = self._core.stream_of(holder)
+        except (ValueError, msgspec.DecodeError):
+            return None
+        if len(self._places) >= _PLACE_CACHE_ENTRIES:
+            self._places.clear()
+        made = self._places[holder] = _Place(
+            stream, tier_of(shelf.medium), shelf.group, shelf.block_tokens
+        )
+        return made
+
+    def _answer(
+        self, plan: Plan, found: _Found, now_us: int, count: int | None, *, busy: bool = False
+    ) -> Match:
+        best: dict[EngineKey, tuple[Reach, str | None]] = {}
+        unusable = False
+        for (key, (_, salt)), held in found.items():
+            seen = plan.seen[key]
+            if not seen.usable:
+                unusable = True
+                continue
+            reached = reach(held, seen.groups)
+            if reached.tokens and (key not in best or reached.tokens > best[key][0].tokens):
+                best[key] = reached, salt
+        self.unusable_kinds += unusable
+        ordered = sorted(best.items(), key=lambda one: (-one[1][0].tokens, one[0]))
+        candidates = [
+            self._candidate(plan.seen[key], reached, salt, now_us)
+            for key, (reached, salt) in ordered[:MAX_CANDIDATES]
+        ]
+        engines = self._engines(plan, now_us)
+        result, reason = HIT, None
+        if not candidates:
+            result, reason = _no_hit(engines, plan, busy=busy, unusable=unusable)
+        return Match(
+            result=result,
+            reason=reason,
+            matched_tokens=candidates[0].matched_tokens if candidates else 0,
+            query_tokens=count,
+            candidates=candidates,
+            left_off=len(ordered) - len(candidates),
+            engines=engines,
+        )
+
+    def _candidate(self, seen: Seen, reached: Reach, salt: str | None, now_us: int) -> Candidate:
+        view = seen.view
+        heard = view.last_frame_at_us
+        return Candidate(
+            instance_id=view.spec.instance_id,
+            dp_rank=view.spec.dp_rank,
+            node=view.spec.node,
+            matched_tokens=reached.tokens,
+            block_tokens=seen.block_tokens,
+            tiers=reached.tiers,
+            cache_salt=salt,
+            state=view.state_at(now_us, self._stale_after_us),
+            epoch=view.epoch,
+            last_sequence=view.last_sequence,
+            lag_us=view.lag_us,
+            age_us=None if heard is None else max(0, now_us - heard),
+            gap=view.state is ViewState.UNKNOWN,
+        )
+
+    def _engines(self, plan: Plan, now_us: int) -> Engines:
+        if len(plan.seen) == 1:
+            (one,) = plan.seen.values()
+            states = [one.view.state_at(now_us, self._stale_after_us)]
+        else:
+            stale_after_us = self._stale_after_us
+            states = [seen.view.state_at(now_us, stale_after_us) for seen in plan.seen.values()]
+        return Engines(
+            asked=len(states),
+            live=states.count(ViewState.LIVE),
+            pending=states.count(ViewState.PENDING),
+            unknown=states.count(ViewState.UNKNOWN),
+            stale=states.count(ViewState.STALE),
+        )
+
+
+def _nothing_known(plan: Plan, count: int | None) -> Match:
+    asked = len(plan.seen)
+    return Match(
+        result=UNKNOWN,
+        reason="index_away",
+        matched_tokens=0,
+        query_tokens=count,
+        candidates=[],
+        left_off=0,
+        engines=Engines(asked=asked, live=0, pending=0, unknown=asked, stale=0),
+    )
+
+
+def _no_hit(engines: Engines, plan: Plan, *, busy: bool, unusable: bool) -> tuple[str, str | None]:
+    if not engines.asked:
+        return MISS, "no_engine"
+    if busy:
+        return UNKNOWN, "index_busy"
+    if not plan.complete:
+        return UNKNOWN, "too_many_spaces"
+    if engines.live < engines.asked:
+        return UNKNOWN, "engine_not_live"
+    return MISS, "unknown_attention_kind" if unusable else "not_cached"
+
+
+def _pairs(tokens: _Words) -> _Words:
+    """Each token with the next one: the positions of engines that speculate with pairs."""
+    plain = array("I", bytes(memoryview(tokens)))
+    pairs = array("I", bytes(8 * max(0, len(plain) - 1)))
+    pairs[0::2] = plain[:-1]
+    pairs[1::2] = plain[1:]
+    return memoryview(pairs)

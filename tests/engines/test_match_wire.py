@@ -1,0 +1,138 @@
+"""Bodies of `/v1/match`: what is accepted, what is refused and how, by both decoders."""
+
+import base64
+import json
+from array import array
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from app.api import match_schemas as schemas
+from app.api.match_wire import decode_json, decode_packed, judge
+from app.errors import ErrorCode, NexusError
+
+QUERY = {"tenant": "t", "model": "m", "tokens": [1, 2, 3]}
+
+
+def body(*queries: Any) -> bytes:
+    return json.dumps({"queries": list(queries)}).encode()
+
+
+def refused(raw: bytes) -> tuple[ErrorCode, list[str]]:
+    with pytest.raises(NexusError) as caught:
+        decode_json(raw)
+    return caught.value.code, [found.pointer for found in caught.value.errors]
+
+
+def test_a_prompt_has_the_same_tokens_in_every_form() -> None:
+    packed = array("I", [1, 2, 2**32 - 1]).tobytes()
+    text = base64.b64encode(packed).decode()
+    plain, b64 = decode_json(
+        body(
+            QUERY | {"tokens": [1, 2, 2**32 - 1]},
+            {"tenant": "t", "model": "m", "tokens_b64": text},
+        )
+    )
+    url = decode_packed(b"tenant=t&model=m&lora=po%C3%A9t", packed)
+    assert bytes(memoryview(plain.tokens)) == b64.tokens == url.tokens == packed
+    assert (plain.wanted, url.wanted.lora) == (b64.wanted, "poét")
+
+
+def test_hashes_are_integers_of_either_sign_or_hexadecimal() -> None:
+    (asked,) = decode_json(body({"tenant": "t", "model": "m", "hashes": [1, -1, "ff" * 32]}))
+    assert asked.names is not None
+    assert asked.names[:2] == [1, 2**64 - 1]
+    assert 0 <= asked.names[2] < 2**64
+
+
+@pytest.mark.parametrize(
+    ("raw", "code", "pointers"),
+    [
+        (b"{", ErrorCode.INVALID_JSON, []),
+        (b"[]", ErrorCode.INVALID_BODY, [""]),
+        (b"{}", ErrorCode.MISSING_FIELD, ["/queries"]),
+        (body(), ErrorCode.INVALID_FIELD, ["/queries"]),
+        (body(*[QUERY] * 65), ErrorCode.INVALID_FIELD, ["/queries"]),
+        (body(QUERY | {"tenant": ""}), ErrorCode.INVALID_FIELD, ["/queries/0/tenant"]),
+        (body(QUERY | {"model": "a\0b"}), ErrorCode.INVALID_FIELD, ["/queries/0/model"]),
+        (body(QUERY, QUERY | {"hue": 1}), ErrorCode.UNKNOWN_FIELD, ["/queries/1/hue"]),
+        (body(QUERY | {"tokens": [1, "2"]}), ErrorCode.INVALID_FIELD, ["/queries/0/tokens"]),
+        (body(QUERY | {"tokens": None}), ErrorCode.INVALID_FIELD, ["/queries/0"]),
+        (body(QUERY | {"hashes": [1]}), ErrorCode.INVALID_FIELD, ["/queries/0"]),
+        (
+            body({"tenant": "t", "model": "m", "tokens_b64": "AAA="}),
+            ErrorCode.INVALID_FIELD,
+            ["/queries/0/tokens_b64"],
+        ),
+        (
+            body({"tenant": "t", "model": "m", "hashes": ["xy"]}),
+            ErrorCode.INVALID_FIELD,
+            ["/queries/0/hashes"],
+        ),
+        (
+            body(QUERY | {"extra_keys": [[[[[[[[1]]]]]]]]}),
+            ErrorCode.INVALID_FIELD,
+            ["/queries/0/extra_keys"],
+        ),
+    ],
+)
+def test_what_is_refused_is_named(raw: bytes, code: ErrorCode, pointers: list[str]) -> None:
+    assert refused(raw) == (code, pointers)
+
+
+def test_all_queries_together_have_at_most_a_million_tokens() -> None:
+    half = {"tenant": "t", "model": "m", "tokens_b64": base64.b64encode(bytes(2_000_004)).decode()}
+    assert len(decode_json(body(half))) == 1
+    assert refused(body(half, half))[0] is ErrorCode.QUERY_TOO_LARGE
+
+
+@pytest.mark.parametrize(
+    ("query", "packed", "pointer"),
+    [
+        (b"model=m", b"", "/query/tenant"),
+        (b"tenant=t&model=m&hue=1", b"", "/query/hue"),
+        (b"tenant=t&tenant=t&model=m", b"", "/query/tenant"),
+        (b"tenant=%ff&model=m", b"", "/query"),
+        (b"tenant=t&model=" + b"m" * 600, b"", "/query"),
+        (b"tenant=t&model=m", b"abc", ""),
+    ],
+)
+def test_what_is_refused_of_a_packed_prompt_is_named(query, packed, pointer) -> None:
+    with pytest.raises(NexusError) as caught:
+        decode_packed(query, packed)
+    assert [found.pointer for found in caught.value.errors] == [pointer]
+
+
+TEXTS = st.one_of(st.none(), st.just(1), st.text(max_size=3), st.just("x" * 600))
+FIELDS = {
+    "tenant": TEXTS, "model": TEXTS, "revision": TEXTS, "layout": TEXTS, "instance_id": TEXTS,
+    "lora": TEXTS, "cache_salt": TEXTS,
+    "extra_keys": st.sampled_from([None, [], [None], [["a"]], [1], [[{"b": 1}]], "x"]),
+    "tokens": st.sampled_from([None, [], [1], [2**32], [-1], [1.5], [True], "x", {}]),
+    "tokens_b64": st.sampled_from([None, "", "AAAAAA==", 1]),
+    "hashes": st.sampled_from([None, [], [1], [-(2**63)], [2**64], ["ab"], ["a"], [None]]),
+    "block_tokens": st.sampled_from([None, 1, 0, 2**21, "1"]),
+    "hue": st.just(1),
+}  # fmt: skip
+
+
+@given(
+    st.fixed_dictionaries({}, optional=FIELDS),
+    st.dictionaries(st.sampled_from(sorted(FIELDS)), st.none()),
+    st.sampled_from(["tokens", "tokens_b64", "hashes"]),
+)
+def test_both_decoders_accept_the_same(given, nulls, prompt) -> None:
+    good = {"tokens": [1], "tokens_b64": "AAAAAA==", "hashes": [1]}[prompt]
+    value = {"queries": [{"tenant": "t", "model": "m", prompt: good} | given | nulls]}
+
+    def accepts(decode, given) -> bool:
+        try:
+            decode(given)
+        except NexusError:
+            return False
+        return True
+
+    by_model = accepts(lambda given: judge(given, schemas.MatchQueries), value)
+    assert accepts(decode_json, json.dumps(value).encode()) == by_model
