@@ -83,8 +83,13 @@ class BlockIndex:
     """Which holder has which blocks of which chains. Compiled: see `_blocks.pyx`.
 
     A stream is what one publisher said in one epoch; a holder is a place of it (a medium and a
-    group). Both are numbers from 1, never used again. Names are u64 and mean something within
-    their stream only. Keys are 16 bytes, chained: equal keys are equal chains.
+    group). Both are numbers from 1, never used again. Keys are 16 bytes, chained: equal keys are
+    equal chains.
+
+    Names are u64, and mean something within their stream only, as long as one of its holders has
+    the block. Most engines of a fleet give a block the same name, so the first name that a block
+    gets is kept once, for every stream that calls it so; a stream that calls the block otherwise,
+    or means another block by that name, has a name of its own for it.
     """
 
     def __init__(self) -> None:
@@ -93,6 +98,8 @@ class BlockIndex:
         # Key -> its parent's, for every block that is held or has such a descendant.
         self._parents: dict[bytes, bytes | None] = {}
         self._children: dict[bytes, set[bytes]] = {}
+        self._shared: dict[int, bytes] = {}
+        self._shared_of: dict[bytes, int] = {}
         self.collisions = 0
 
     # ---- streams and holders
@@ -169,7 +176,7 @@ class BlockIndex:
             raise ValueError("keys has 16 bytes for each name")
         above: bytes | None = None
         if parent is not None:
-            above = self._stream(found).names.get(parent)
+            above = self._held_name(found.stream, parent)
             if above is None:
                 return None
         new = 0
@@ -210,7 +217,7 @@ class BlockIndex:
         found = self._open_holder(holder)
         unknown = 0
         for name in names:
-            key = self._stream(found).names.get(name)
+            key = self._held_name(found.stream, name)
             if key is None:
                 unknown += 1
             else:
@@ -222,7 +229,7 @@ class BlockIndex:
         found = self._open_holder(holder)
         removed = 0
         for name in names:
-            key = self._stream(found).names.get(name)
+            key = self._held_name(found.stream, name)
             if key is not None and key in found.held:
                 removed += 1
                 found.held.discard(key)
@@ -232,8 +239,9 @@ class BlockIndex:
     # ---- reading
 
     def key_of(self, stream: int, name: int) -> bytes | None:
-        """The key of the block that an open stream calls so; None when there is none."""
-        return self._open_stream(stream).names.get(name)
+        """The key of the block that an open stream has and calls so; None when there is none."""
+        self._open_stream(stream)
+        return self._held_name(stream, name)
 
     def find(self, keys: bytes) -> list[Segment]:
         """(holder, start, end) for every stretch of the chain that is at an open holder, in blocks.
@@ -245,10 +253,10 @@ class BlockIndex:
 
     def find_names(self, stream: int, names: Sequence[int]) -> list[Segment]:
         """Likewise within one stream, for a chain by its names there, from the first block on."""
-        known = self._open_stream(stream).names
+        self._open_stream(stream)
         path: list[bytes] = []
         for name in names:
-            key = known.get(name)
+            key = self._known_name(stream, name)
             if key is None or self._parents[key] != (path[-1] if path else None):
                 break
             path.append(key)
@@ -311,27 +319,48 @@ class BlockIndex:
             raise ValueError(f"no open holder {number}")
         return found
 
-    def _stream(self, holder: _Holder) -> _Stream:
-        return self._open_stream(holder.stream)
-
     def _holders_of(self, stream: int) -> Iterator[_Holder]:
         return (one for one in self._holders if one is not None and one.stream == stream)
 
+    def _known_name(self, number: int, name: int) -> bytes | None:
+        stream = self._open_stream(number)
+        key = stream.names.get(name)
+        if key is not None:
+            return key
+        key = self._shared.get(name)
+        return None if key in stream.name_of else key
+
+    def _held_name(self, number: int, name: int) -> bytes | None:
+        key = self._known_name(number, name)
+        held = any(key in holder.held for holder in self._holders_of(number))
+        return key if held else None
+
     def _name(self, number: int, name: int, key: bytes) -> None:
         stream = self._open_stream(number)
-        before = stream.names.get(name)
+        before = self._held_name(number, name)
         if before is not None and before != key:
             self.collisions += 1
-            del stream.name_of[before]
-            del stream.names[name]
+            self._unname(stream, name)
             for holder in self._holders_of(number):
                 holder.held.discard(before)
             self._settle(before)
-        former = stream.name_of.get(key)
-        if former is not None and former != name:
-            del stream.names[former]
-        stream.names[name] = key
-        stream.name_of[key] = name
+        if stream.names.get(name, key) != key:
+            self._unname(stream, name)
+        mine, common = stream.name_of.get(key), self._shared_of.get(key)
+        if mine == name:
+            return
+        if mine is not None:
+            self._unname(stream, mine)
+        if common is None and name not in self._shared:
+            self._shared[name], self._shared_of[key] = key, name
+        elif common != name:
+            stream.names[name], stream.name_of[key] = key, name
+
+    @staticmethod
+    def _unname(stream: _Stream, name: int) -> None:
+        key = stream.names.pop(name, None)
+        if key is not None:
+            del stream.name_of[key]
 
     def _is_held(self, key: bytes) -> bool:
         return any(one is not None and key in one.held for one in self._holders)
@@ -356,6 +385,8 @@ class BlockIndex:
             for stream in self._streams:
                 if stream is not None and key in stream.name_of:
                     del stream.names[stream.name_of.pop(key)]
+            if key in self._shared_of:
+                del self._shared[self._shared_of.pop(key)]
             key = above
 
     def _segments(self, path: Sequence[bytes], holders: Iterable[int]) -> list[Segment]:

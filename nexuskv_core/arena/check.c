@@ -9,6 +9,7 @@
 typedef struct {
     uint64_t runs, blocks, names, key_pages, name_pages, childless;
     uint64_t *held;            /* a holder */
+    uint64_t *own_names;       /* a stream */
 } nkv_sums;
 
 static const char *check_keys(const nkv_arena *a, uint32_t run, nkv_sums *sums) {
@@ -57,8 +58,9 @@ static const char *check_naming(const nkv_arena *a, uint32_t run, const nkv_nami
             nkv_block found;
             if (!(p->set >> i & 1)) continue;
             sums->names++;
+            sums->own_names[n->stream]++;
             MUST(index * NKV_PAGE_BLOCKS + i < a->runs[run].len, "a name beyond the run");
-            found = nkv_name_find(a, n->stream, p->name[i]);
+            found = nkv_own_name(a, n->stream, p->name[i]);
             MUST(found.run == run && found.off == index * NKV_PAGE_BLOCKS + i,
                  "a name that leads elsewhere");
         }
@@ -134,6 +136,8 @@ static const char *check_sums(const nkv_arena *a, const nkv_sums *sums) {
     for (uint32_t o = 1; o < h->holders.next; o++)
         MUST(a->holders[o].state != NKV_OPEN || a->holders[o].held == sums->held[o],
              "held blocks counted wrongly");
+    for (uint32_t s = 1; s < h->streams.next; s++)
+        MUST(a->streams[s].own_names == sums->own_names[s], "own names counted wrongly");
     return check_list(a, sums);
 }
 
@@ -142,10 +146,12 @@ const char *nkv_check(const nkv_arena *a) {
     const char *found = NULL;
     memset(&sums, 0, sizeof sums);
     sums.held = calloc(a->h->holders.next, sizeof *sums.held);
-    if (!sums.held) return "no memory to check";
+    sums.own_names = calloc(a->h->streams.next, sizeof *sums.own_names);
+    if (!sums.held || !sums.own_names) found = "no memory to check";
     for (uint32_t run = 1; run < a->h->runs.next && !found; run++)
         found = check_run(a, run, &sums);
     if (!found) found = check_sums(a, &sums);
     free(sums.held);
+    free(sums.own_names);
     return found;
 }

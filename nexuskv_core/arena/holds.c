@@ -190,6 +190,17 @@ int nkv_hold_drop(nkv_arena *a, uint32_t run, uint32_t holder, uint32_t off) {
     return dropped;
 }
 
+int nkv_run_has(const nkv_arena *a, const nkv_run *r, uint32_t holder, uint32_t off) {
+    const nkv_hold *e = entry_of(a, r, holder);
+    return e && e->lo <= off && off < e->hi && (!e->bits || nkv_bit(bits_of(a, e), off));
+}
+
+int nkv_stream_has(const nkv_arena *a, nkv_block block, uint32_t stream) {
+    uint32_t o = a->streams[stream].last_holder;
+    while (o && !nkv_run_has(a, &a->runs[block.run], o, block.off)) o = a->holders[o].before;
+    return o != 0;
+}
+
 uint32_t nkv_run_held(const nkv_arena *a, const nkv_run *r) {
     const nkv_hold *holds = nkv_holds(a, r);
     uint32_t end = 0;

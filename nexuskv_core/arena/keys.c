@@ -10,6 +10,8 @@ static uint32_t pages_for(uint32_t blocks) {
 uint32_t nkv_run_equal(const nkv_arena *a, const nkv_run *r, uint32_t off, const nkv_key *keys,
                        uint32_t most) {
     uint32_t n = 0;
+    /* A key stands for all before it. */
+    if (most && nkv_key_equal(nkv_run_key(a, r, off + most - 1), &keys[most - 1])) return most;
     while (n < most && nkv_key_equal(nkv_run_key(a, r, off + n), &keys[n])) n++;
     return n;
 }

@@ -19,6 +19,7 @@ enum {
     NKV_MAX_RUN_BLOCKS = 1 << 17,
     NKV_MAX_RUN_HOLDERS = 1 << 16,
     NKV_PIECE_BLOCKS = 64,     /* stored under one version */
+    NKV_FORKS = 8,             /* of a run that are at hand without a search */
     NKV_HEADER_BYTES = 1 << 16,
 };
 
@@ -53,7 +54,8 @@ typedef struct {
     uint32_t free, used;
 } nkv_pool;
 
-/* A stretch of blocks, each the child of the one before it. Readers need the first 64 bytes. */
+/* A stretch of blocks, each the child of the one before it. Readers need the first 64 bytes, and
+ * `fork`. */
 typedef struct {
     uint32_t seq;              /* odd while the run changes; goes on when the number is used again */
     uint32_t len;              /* blocks; 0: not in use */
@@ -67,19 +69,22 @@ typedef struct {
     uint32_t names;            /* nkv_naming, by rising stream */
     uint32_t naming_count, naming_cap;
     uint32_t cuts;             /* changes whenever a block leaves; goes on likewise */
-    uint32_t spare[2];
+    uint32_t forks;            /* in `fork`; one more than it has room for: there are others */
+    uint32_t spare;
     /* The writer's own. */
     uint32_t first_child, next_sibling, prev_sibling, children;
     uint32_t last_child_off;   /* the last block that a child hangs on, when there are children */
     uint32_t newer, older;     /* of the runs without children, by when they were stored */
-    uint32_t spare2[9];
+    uint32_t spare2;
+    uint32_t fork[NKV_FORKS];  /* blocks that something hangs on, or did; the first ones */
 } nkv_run;
 
 /* Blocks lo .. hi - 1 of a run are at a holder; with a bitmap, those of them whose bit is set. */
 typedef struct { uint32_t holder, lo, hi, bits; } nkv_hold;
 typedef struct { uint32_t words, spare; uint64_t word[]; } nkv_bits;
 
-/* What a stream calls the blocks of a run: a page, or with cap > 1 a list of pages, 0 for none. */
+/* What a stream calls the blocks of a run: a page, or with cap > 1 a list of pages, 0 for none.
+ * Stream 0 has the names that all streams share. */
 typedef struct { uint32_t stream, dir, cap, spare; } nkv_naming;
 typedef struct {
     uint64_t name[NKV_PAGE_BLOCKS];
@@ -97,7 +102,8 @@ typedef struct {
     uint32_t progress_state;
     uint32_t label, label_bytes;
     uint32_t last_holder;      /* holders of a stream are a list */
-    uint32_t spare[4];
+    uint32_t own_names;        /* that it does not share */
+    uint32_t spare[3];
 } nkv_stream;
 
 typedef struct {

@@ -1,5 +1,6 @@
 /* What streams call blocks. A name is found by the table of names, whose number is a cell: a place
- * in a page of names; the page says which stream and which blocks of which run it is of.
+ * in a page of names; the page says which stream and which blocks of which run it is of. Streams
+ * share the names of stream 0 for blocks that they have, unless they have one of their own for it.
  */
 #include <string.h>
 
@@ -108,7 +109,7 @@ static uint32_t cell_of(const nkv_arena *a, uint32_t stream, uint64_t name, uint
     return 0;
 }
 
-nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name) {
+nkv_block nkv_own_name(const nkv_arena *a, uint32_t stream, uint64_t name) {
     nkv_block found = {0, 0};
     uint32_t cell = cell_of(a, stream, name, nkv_name_tag(a, stream, name));
     if (cell) {
@@ -119,11 +120,40 @@ nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name) {
     return found;
 }
 
+/* The page of a stream's names of a run, 0 where it has none. */
+static uint32_t page_if(const nkv_arena *a, const nkv_run *r, uint32_t stream, uint32_t index) {
+    uint32_t at = place_of(a, r, stream);
+    const nkv_naming *n = nkv_namings(a, r) + at;
+    return at < r->naming_count && n->stream == stream ? page_at(a, n, index) : 0;
+}
+
+static int has_own(const nkv_arena *a, nkv_block block, uint32_t stream) {
+    uint32_t page;
+    if (!a->streams[stream].own_names) return 0;
+    page = page_if(a, &a->runs[block.run], stream, block.off / NKV_PAGE_BLOCKS);
+    return page && (a->name_pages[page].set >> block.off % NKV_PAGE_BLOCKS & 1);
+}
+
+/* By its own name, or the shared one; it need not have the block. */
+static nkv_block known(const nkv_arena *a, uint32_t stream, uint64_t name) {
+    nkv_block found = {0, 0}, none = {0, 0};
+    if (a->streams[stream].own_names) found = nkv_own_name(a, stream, name);
+    if (found.run) return found;
+    found = nkv_own_name(a, 0, name);
+    return found.run && has_own(a, found, stream) ? none : found;
+}
+
+nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name) {
+    nkv_block found = known(a, stream, name), none = {0, 0};
+    return found.run && nkv_stream_has(a, found, stream) ? found : none;
+}
+
 static void clear_cell(nkv_arena *a, uint32_t page, uint32_t i) {
     nkv_name_page *p = &a->name_pages[page];
     nkv_table_drop(a, &a->h->names, nkv_name_tag(a, p->stream, p->name[i]),
                    page * NKV_PAGE_BLOCKS + i);
     __atomic_store_n(&p->set, p->set & ~(1u << i), __ATOMIC_RELEASE);
+    if (p->stream) a->streams[p->stream].own_names--;
 }
 
 static void give_page(nkv_arena *a, nkv_naming *n, uint32_t index) {
@@ -168,41 +198,102 @@ static uint64_t *slot_of(nkv_arena *a, uint32_t stream, uint64_t name, uint32_t 
     return NULL;
 }
 
-uint32_t nkv_names_put(nkv_arena *a, nkv_block first, uint32_t stream, const uint64_t *names,
-                       uint32_t count, nkv_block *other) {
-    uint32_t tags[NKV_PIECE_BLOCKS], page = 0;
-    other->run = other->off = 0;
+/* NKV_OK, NKV_NO_MEMORY, or 1 where another block of the stream has the name. */
+static int put_new(nkv_arena *a, uint32_t page, uint32_t at, uint64_t name, uint32_t tag) {
+    nkv_name_page *p = &a->name_pages[page];
+    uint64_t *slot;
+    a->h->names.count++;
+    nkv_table_grow(a, &a->h->names);
+    slot = slot_of(a, p->stream, name, tag);
+    if (!slot || *slot) {
+        a->h->names.count--;
+        return slot ? 1 : NKV_NO_MEMORY;
+    }
+    if (p->stream) a->streams[p->stream].own_names++;
+    p->name[at] = name;
+    __atomic_store_n(&p->set, p->set | 1u << at, __ATOMIC_RELEASE);
+    __atomic_store_n(slot, (uint64_t)tag << 32 | (page * NKV_PAGE_BLOCKS + at), __ATOMIC_RELEASE);
+    return NKV_OK;
+}
+
+static int put_own(nkv_arena *a, nkv_block block, uint32_t stream, uint64_t name) {
+    uint32_t page = page_of(a, block.run, stream, block.off / NKV_PAGE_BLOCKS);
+    if (!page) return NKV_NO_MEMORY;
+    return put_new(a, page, block.off % NKV_PAGE_BLOCKS, name, nkv_name_tag(a, stream, name));
+}
+
+static void drop_own(nkv_arena *a, nkv_block block, uint32_t stream) {
+    uint32_t page = page_if(a, &a->runs[block.run], stream, block.off / NKV_PAGE_BLOCKS);
+    clear_cell(a, page, block.off % NKV_PAGE_BLOCKS);
+}
+
+/* A name of which something has to be settled: 1 with `other` where the stream has another block of
+ * this name, or is about to have: the run's blocks from `since` on. */
+static int put_slowly(nkv_arena *a, nkv_block block, uint32_t since, uint32_t stream,
+                      uint64_t name, uint32_t shared_page, nkv_block *other) {
+    const nkv_name_page *shared = &a->name_pages[shared_page];
+    uint32_t at = block.off % NKV_PAGE_BLOCKS;
+    int set = shared->set >> at & 1, status;
+    *other = known(a, stream, name);
+    if (other->run && (other->run != block.run || other->off != block.off)) {
+        int soon = other->run == block.run && other->off >= since && other->off < block.off;
+        if (soon || nkv_stream_has(a, *other, stream)) return 1;
+    }
+    other->run = 0;
+    if (has_own(a, block, stream)) {
+        nkv_block mine = nkv_own_name(a, stream, name);
+        if (mine.run == block.run && mine.off == block.off) return NKV_OK;
+        drop_own(a, block, stream);
+    }
+    nkv_name_drop(a, stream, name);
+    if (set && shared->name[at] == name) return NKV_OK;
+    if (!set) {
+        status = put_new(a, shared_page, at, name, nkv_name_tag(a, 0, name));
+        if (status <= 0) return status;
+    }
+    return put_own(a, block, stream, name);
+}
+
+/* Which of the names are not there yet, as bits; the buckets that they go to are fetched. */
+static uint64_t missing(const nkv_arena *a, nkv_block first, const uint64_t *names, uint32_t count,
+                        uint32_t *tags) {
+    uint64_t found = 0;
+    uint32_t page = 0;
     for (uint32_t i = 0; i < count; i++) {
-        tags[i] = nkv_name_tag(a, stream, names[i]);
+        uint32_t off = first.off + i, at = off % NKV_PAGE_BLOCKS;
+        const nkv_name_page *p;
+        if (i == 0 || !at) page = page_if(a, &a->runs[first.run], 0, off / NKV_PAGE_BLOCKS);
+        p = &a->name_pages[page];
+        if (page && (p->set >> at & 1) && p->name[at] == names[i]) continue;
+        found |= 1ULL << i;
+        tags[i] = nkv_name_tag(a, 0, names[i]);
         nkv_table_prefetch(a, &a->h->names, tags[i]);
     }
-    for (uint32_t i = 0; i < count; i++) {
-        uint32_t off = first.off + i, at = off % NKV_PAGE_BLOCKS, cell;
-        nkv_name_page *p;
-        uint64_t *slot;
-        if (!page || !at) page = page_of(a, first.run, stream, off / NKV_PAGE_BLOCKS);
+    return found;
+}
+
+uint32_t nkv_names_put(nkv_arena *a, nkv_block first, uint32_t stream, const uint64_t *names,
+                       uint32_t count, nkv_block *other) {
+    uint32_t tags[NKV_PIECE_BLOCKS], page = 0, page_index = 0;
+    uint64_t todo = missing(a, first, names, count, tags);
+    other->run = other->off = 0;
+    if (a->streams[stream].own_names) todo = count < 64 ? (1ULL << count) - 1 : ~0ULL;
+    while (todo) {
+        uint32_t i = (uint32_t)__builtin_ctzll(todo);
+        nkv_block block = {first.run, first.off + i};
+        uint32_t at = block.off % NKV_PAGE_BLOCKS;
+        int status = 1;
+        todo &= todo - 1;
+        if (!page || page_index != block.off / NKV_PAGE_BLOCKS) {
+            page_index = block.off / NKV_PAGE_BLOCKS;
+            page = page_of(a, first.run, 0, page_index);
+        }
         if (!page) return i;
-        p = &a->name_pages[page];
-        if (p->set >> at & 1) {
-            if (p->name[at] == names[i]) continue;
-            clear_cell(a, page, at);
-        }
-        a->h->names.count++;
-        nkv_table_grow(a, &a->h->names);
-        slot = slot_of(a, stream, names[i], tags[i]);
-        if (!slot || *slot) {
-            a->h->names.count--;
-            if (!slot) return i;
-            cell = (uint32_t)*slot;
-            other->run = a->name_pages[cell / NKV_PAGE_BLOCKS].run;
-            other->off = a->name_pages[cell / NKV_PAGE_BLOCKS].index * NKV_PAGE_BLOCKS +
-                         cell % NKV_PAGE_BLOCKS;
-            return i;
-        }
-        p->name[at] = names[i];
-        __atomic_store_n(&p->set, p->set | 1u << at, __ATOMIC_RELEASE);
-        __atomic_store_n(slot, (uint64_t)tags[i] << 32 | (page * NKV_PAGE_BLOCKS + at),
-                         __ATOMIC_RELEASE);
+        if (!a->streams[stream].own_names && !(a->name_pages[page].set >> at & 1))
+            status = put_new(a, page, at, names[i], tags[i]);
+        if (status == 1)
+            status = put_slowly(a, block, first.off, stream, names[i], page, other);
+        if (status != NKV_OK) return i;
     }
     return count;
 }
@@ -249,7 +340,7 @@ void nkv_names_cut(nkv_arena *a, nkv_run *r, uint32_t len) {
 void nkv_names_purge(nkv_arena *a, nkv_run *r) {
     for (uint32_t at = r->naming_count; at-- > 0;) {
         nkv_naming *n = nkv_namings(a, r) + at;
-        if (a->streams[n->stream].state == NKV_OPEN) continue;
+        if (!n->stream || a->streams[n->stream].state == NKV_OPEN) continue;
         cut_naming(a, n, 0, r->len);
         drop_naming(a, r, at);
     }

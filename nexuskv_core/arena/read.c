@@ -24,7 +24,7 @@ typedef struct {
 
 typedef struct {
     uint32_t id, seq;
-    nkv_run r;                 /* its first 64 bytes */
+    nkv_run r;
 } nkv_view;
 
 static inline const nkv_key *path_key(const nkv_path *path, uint32_t i) {
@@ -67,7 +67,7 @@ static inline int look(const nkv_arena *a, uint32_t run, nkv_view *v) {
     v->id = run;
     v->seq = await_even(&r->seq);
     if (v->seq & 1) return NKV_BUSY;
-    memcpy(&v->r, r, 64);
+    memcpy(&v->r, r, sizeof *r);
     return nkv_same(&r->seq, v->seq) ? NKV_OK : TORN;
 }
 
@@ -216,25 +216,81 @@ static int note_holds(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nk
     return NKV_OK;
 }
 
+/* Block offsets of a run whose keys are to be compared with the path's. */
+typedef struct { uint32_t off[NKV_FORKS + 1], count; } nkv_marks;
+
+/* The last block that may be on the path, and before it those that something hangs on: a path that
+ * goes on elsewhere leaves the run at one of them. */
+static void marks_of(const nkv_view *v, uint32_t most, nkv_marks *m) {
+    m->count = 0;
+    m->off[m->count++] = most - 1;
+    for (uint32_t i = 0; i < v->r.forks && i < NKV_FORKS; i++)
+        if (v->r.fork[i] + 1 < most) m->off[m->count++] = v->r.fork[i];
+}
+
+/* The keys of all of them on their way into the cache at once. */
+static void fetch_marks(const nkv_arena *a, const nkv_view *v, const nkv_marks *m) {
+    if (v->r.pages_cap > 1) {
+        const uint32_t *dir = nkv_heap_at(a, v->r.dir);
+        if (!in_heap(a, v->r.dir, 4 * (uint64_t)v->r.pages_cap)) return;
+        for (uint32_t i = 0; i < m->count; i++)
+            __builtin_prefetch(&dir[m->off[i] / NKV_PAGE_BLOCKS]);
+    }
+    for (uint32_t i = 0; i < m->count; i++) {
+        const nkv_key *key = view_key(a, v, m->off[i]);
+        if (key) __builtin_prefetch(key);
+    }
+}
+
+/* 1 where the run's key at `off` is the path's, 0 where not, below 0 where one is bad, TORN + 1. */
+enum { KEY_TORN = 2 };
+static int on_path(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
+                   uint32_t off) {
+    const nkv_key *key = view_key(a, v, off), *wanted = path_key(path, at + off);
+    if (!wanted) return NKV_BAD_KEY;
+    return key ? nkv_key_equal(key, wanted) : KEY_TORN;
+}
+
+/* Narrow down where they part by the places that something hangs on. */
+static int by_forks(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
+                    const nkv_marks *m, uint32_t *same, uint32_t *differs) {
+    for (uint32_t i = 1; i < m->count; i++) {
+        uint32_t off = m->off[i];
+        int status;
+        if (off < *same || off + 1 >= *differs) continue;
+        status = on_path(a, v, path, at, off);
+        if (status < 0 || status == KEY_TORN) return status;
+        if (status) *same = off + 1;
+        else *differs = off + 1;
+    }
+    return NKV_OK;
+}
+
 /* How many blocks of the run the path goes along, at least the first; 0 where the view is torn,
- * below where a key is bad. A key stands for all before it, so halving finds where they part. */
+ * below where a key is bad. A key stands for all before it, so halving finds where they part;
+ * before that it is looked whether the path goes on where something hangs. */
 static int64_t follow(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
                       uint32_t count) {
     uint32_t most = v->r.len < count - at ? v->r.len : count - at, same = 1, differs = most;
-    const nkv_key *last = view_key(a, v, most - 1), *wanted = path_key(path, at + most - 1);
-    if (!wanted) return NKV_BAD_KEY;
-    if (!last) return 0;
-    if (nkv_key_equal(last, wanted)) return most;
-    while (same + 1 < differs) {
-        uint32_t mid = same + (differs - same) / 2;
-        const nkv_key *key = view_key(a, v, mid - 1);
-        wanted = path_key(path, at + mid - 1);
-        if (!wanted) return NKV_BAD_KEY;
-        if (!key) return 0;
-        if (nkv_key_equal(key, wanted)) same = mid;
-        else differs = mid;
+    nkv_marks marks;
+    nkv_view child;
+    int status;
+    marks_of(v, most, &marks);
+    fetch_marks(a, v, &marks);
+    status = on_path(a, v, path, at, most - 1);
+    if (status == 1) return most;
+    if (status == NKV_OK) status = by_forks(a, v, path, at, &marks, &same, &differs);
+    if (status == NKV_OK && marks.count > 1 && same < differs) {
+        status = find_head(a, path_key(path, at + same), &child);
+        if (status == NKV_OK && child.id) return same;
     }
-    return same;
+    while (status >= 0 && status != KEY_TORN && same + 1 < differs) {
+        uint32_t mid = same + (differs - same) / 2;
+        status = on_path(a, v, path, at, mid - 1);
+        if (status == 1) same = mid;
+        else if (status == NKV_OK) differs = mid;
+    }
+    return status < 0 ? status : status == KEY_TORN ? 0 : same;
 }
 
 /* Take in what one run says, whose view is fresh; TORN when it changed meanwhile. */
@@ -302,9 +358,47 @@ int nkv_reach_at(const nkv_arena *a, nkv_key_at at, void *context, uint32_t coun
 
 /* ---- by name */
 
-/* The block of a name, and a view of its run; run 0 when no block has it. */
-static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_block *at,
-                     nkv_view *v) {
+/* Whether the stream calls the block by a name of its own; -1 where the view cannot be true. */
+static int view_own(const nkv_arena *a, const nkv_view *v, uint32_t stream, uint32_t off) {
+    const nkv_naming *n = nkv_heap_at(a, v->r.names);
+    uint32_t index = off / NKV_PAGE_BLOCKS;
+    if (!in_heap(a, v->r.names, (uint64_t)v->r.naming_count * sizeof *n)) return -1;
+    for (uint32_t i = 0; i < v->r.naming_count; i++) {
+        uint32_t page = n[i].dir;
+        if (n[i].stream != stream || index >= n[i].cap) continue;
+        if (n[i].cap > 1) {
+            if (!in_heap(a, page, 4 * ((uint64_t)index + 1))) return -1;
+            page = ((const uint32_t *)nkv_heap_at(a, page))[index];
+        }
+        if (page >= a->h->name_pages.capacity) return -1;
+        return page && (a->name_pages[page].set >> off % NKV_PAGE_BLOCKS & 1);
+    }
+    return 0;
+}
+
+/* The block of a cell, if that is the stream's and of this name: NKV_OK with run 0 when not. */
+static int look_cell(const nkv_arena *a, uint32_t cell, uint32_t stream, uint64_t name,
+                     nkv_block *at, nkv_view *v) {
+    uint32_t slot = cell % NKV_PAGE_BLOCKS, run;
+    const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
+    int status;
+    at->run = 0;
+    if (cell / NKV_PAGE_BLOCKS >= a->h->name_pages.capacity) return NKV_OK;
+    run = __atomic_load_n(&p->run, __ATOMIC_ACQUIRE);
+    status = look(a, run, v);
+    if (status != NKV_OK) return status;
+    if (!(__atomic_load_n(&p->set, __ATOMIC_ACQUIRE) >> slot & 1) || p->name[slot] != name ||
+        p->stream != stream || p->run != run)
+        return NKV_OK;
+    at->off = p->index * NKV_PAGE_BLOCKS + slot;
+    if (!still(a, v) || at->off >= v->r.len) return TORN;
+    at->run = run;
+    return NKV_OK;
+}
+
+/* The block of a stream's own name, or of a shared one (stream 0), and a view of its run. */
+static int look_own(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_block *at,
+                    nkv_view *v) {
     const nkv_table *t = &a->h->names;
     uint32_t tag = nkv_name_tag(a, stream, name);
     for (int i = 0; i < TRIES; i++) {
@@ -313,24 +407,10 @@ static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_blo
         nkv_probe probe;
         nkv_probe_start(&probe, a, t, tag);
         while ((cell = nkv_probe_next(&probe)) != 0) {
-            uint32_t slot = cell % NKV_PAGE_BLOCKS, run;
-            const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
-            int status;
-            if (cell / NKV_PAGE_BLOCKS >= a->h->name_pages.capacity) continue;
-            run = __atomic_load_n(&p->run, __ATOMIC_ACQUIRE);
-            status = look(a, run, v);
+            int status = look_cell(a, cell, stream, name, at, v);
             if (status < 0) return status;
-            if (status == TORN) {
-                torn = 1;
-                continue;
-            }
-            if (!(__atomic_load_n(&p->set, __ATOMIC_ACQUIRE) >> slot & 1) ||
-                p->name[slot] != name || p->stream != stream || p->run != run)
-                continue;
-            at->run = run;
-            at->off = p->index * NKV_PAGE_BLOCKS + slot;
-            if (still(a, v) && at->off < v->r.len) return NKV_OK;
-            torn = 1;
+            if (status == NKV_OK && at->run) return NKV_OK;
+            torn |= status == TORN;
         }
         at->run = 0;
         if (seen & 1) return NKV_BUSY;
@@ -339,17 +419,54 @@ static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_blo
     return NKV_BUSY;
 }
 
+/* The block that the stream calls so, run 0 when there is none, and a view of its run. */
+static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_block *at,
+                     nkv_view *v) {
+    uint32_t own = __atomic_load_n(&a->streams[stream].own_names, __ATOMIC_RELAXED);
+    for (int i = 0; i < TRIES; i++) {
+        int status = NKV_OK, named = 0;
+        at->run = 0;
+        if (own) status = look_own(a, stream, name, at, v);
+        if (status != NKV_OK || at->run) return status;
+        status = look_own(a, 0, name, at, v);
+        if (status != NKV_OK || !at->run || !own) return status;
+        named = view_own(a, v, stream, at->off);
+        if (named < 0 || !still(a, v)) continue;
+        if (named) at->run = 0;
+        return NKV_OK;
+    }
+    return NKV_BUSY;
+}
+
+/* Whether a holder of the stream has the block; -1 where the view cannot be true. */
+static int view_has(const nkv_arena *a, const nkv_view *v, uint32_t stream, uint32_t off) {
+    const nkv_hold *holds = nkv_heap_at(a, v->r.holds);
+    if (!in_heap(a, v->r.holds, (uint64_t)v->r.hold_count * sizeof *holds)) return -1;
+    for (uint32_t i = 0; i < v->r.hold_count; i++) {
+        nkv_hold e = holds[i];
+        const nkv_bits *bits = nkv_heap_at(a, e.bits);
+        if (e.holder >= a->h->holders.capacity) return -1;
+        if (off < e.lo || off >= e.hi || a->holders[e.holder].stream != stream) continue;
+        if (__atomic_load_n(&a->holders[e.holder].state, __ATOMIC_ACQUIRE) != NKV_OPEN) continue;
+        if (!e.bits) return 1;
+        if (!in_heap(a, e.bits, sizeof *bits + (off / 64 + 1) * 8ULL)) return -1;
+        if (nkv_bit(bits, off)) return 1;
+    }
+    return 0;
+}
+
 int nkv_key_of(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_key *key) {
     for (int i = 0; i < TRIES; i++) {
         nkv_block at;
         nkv_view v;
         const nkv_key *found;
-        int status = look_name(a, stream, name, &at, &v);
+        int status = look_name(a, stream, name, &at, &v), has;
         if (status != NKV_OK) return status;
         if (!at.run) return 0;
+        has = view_has(a, &v, stream, at.off);
         found = view_key(a, &v, at.off);
         if (found) *key = *found;
-        if (found && still(a, &v)) return 1;
+        if (has >= 0 && found && still(a, &v)) return has;
     }
     return NKV_BUSY;
 }

@@ -39,13 +39,28 @@ void nkv_run_purge(nkv_arena *a, uint32_t run);
 /* The block behind the last one that any holder has. */
 uint32_t nkv_run_held(const nkv_arena *a, const nkv_run *r);
 
+/* Whether a holder has the block; whether any of the stream's has. */
+int nkv_run_has(const nkv_arena *a, const nkv_run *r, uint32_t holder, uint32_t off);
+int nkv_stream_has(const nkv_arena *a, nkv_block block, uint32_t stream);
+
 uint32_t nkv_name_tag(const nkv_arena *a, uint32_t stream, uint64_t name);
+/* The block that a stream calls so; that no stream but 0 calls so by a name of its own. */
+nkv_block nkv_own_name(const nkv_arena *a, uint32_t stream, uint64_t name);
+/* The block that a stream calls so, by its own name or the shared one, and has. */
 nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name);
-/* The stream calls these blocks so from now on (at most NKV_PIECE_BLOCKS of them); what it called
- * them before is no name any more. How many were done: it stops before one whose name is another
- * block's, which is in `other`, and where there is no memory (run 0 in `other`). */
+/* The stream calls these blocks so from now on (at most NKV_PIECE_BLOCKS of them). How many were
+ * done: it stops before one whose name is another block's that the stream has, which is in
+ * `other`, and where there is no memory (run 0 in `other`). */
 uint32_t nkv_names_put(nkv_arena *a, nkv_block first, uint32_t stream, const uint64_t *names,
                        uint32_t count, nkv_block *other);
+/* No longer by a name of its own. */
 void nkv_name_drop(nkv_arena *a, uint32_t stream, uint64_t name);
+/* Fetch ahead what `nkv_name_find` looks at. */
+static inline __attribute__((always_inline)) void nkv_name_prefetch(
+    const nkv_arena *a, uint32_t stream, uint64_t name) {
+    nkv_table_prefetch(a, &a->h->names, nkv_name_tag(a, 0, name));
+    if (a->streams[stream].own_names)
+        nkv_table_prefetch(a, &a->h->names, nkv_name_tag(a, stream, name));
+}
 
 #endif

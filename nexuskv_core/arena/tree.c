@@ -56,10 +56,22 @@ void nkv_touch(nkv_arena *a, uint32_t run) {
 
 /* ---- what hangs on what */
 
+/* Readers take it for a hint, so it needs no version and may be out of date. */
+static void note_fork(nkv_run *p, uint32_t off) {
+    for (uint32_t i = 0; i < p->forks && i < NKV_FORKS; i++)
+        if (p->fork[i] == off) return;
+    if (p->forks < NKV_FORKS) p->fork[p->forks] = off;
+    if (p->forks <= NKV_FORKS) p->forks++;
+}
+
 static void hang(nkv_arena *a, uint32_t run, nkv_block above) {
     nkv_run *r = &a->runs[run], *p = &a->runs[above.run];
     if (!above.run) return;
-    if (!p->children) unlist(a, above.run);
+    if (!p->children) {
+        unlist(a, above.run);
+        p->forks = 0;
+    }
+    note_fork(p, above.off);
     if (!p->children || above.off > p->last_child_off) p->last_child_off = above.off;
     p->children++;
     r->next_sibling = p->first_child;

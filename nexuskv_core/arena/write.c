@@ -196,10 +196,9 @@ int64_t nkv_store_blocks(nkv_arena *a, uint32_t holder, nkv_block above, const u
 /* ---- hold and remove, by name */
 
 static inline __attribute__((always_inline)) void prefetch_names(
-    const nkv_arena *a, uint32_t stream, const uint64_t *names,
-                           uint32_t from, uint32_t to, uint32_t count) {
-    for (uint32_t i = from; i < to && i < count; i++)
-        nkv_table_prefetch(a, &a->h->names, nkv_name_tag(a, stream, names[i]));
+    const nkv_arena *a, uint32_t stream, const uint64_t *names, uint32_t from, uint32_t to,
+    uint32_t count) {
+    for (uint32_t i = from; i < to && i < count; i++) nkv_name_prefetch(a, stream, names[i]);
 }
 
 int64_t nkv_hold_names(nkv_arena *a, uint32_t holder, const uint64_t *names, uint32_t count) {
