@@ -297,6 +297,7 @@ cdef extern from *:
 cdef enum:
     MAX_NESTING = 32
     MAX_FIELDS = 64         # of an event
+    MAX_NULLS = 65536       # of a list that is made
     NOT_LONG = 0
 
 # Fields that are long lists of numbers, and the bytes that one of them takes; by name, and by place
@@ -388,20 +389,34 @@ cdef const uint8_t* behind(const uint8_t* p, const uint8_t* end, int nesting) no
     return q
 
 
+cdef inline bint nulls(const uint8_t* p, uint32_t count) noexcept nogil:
+    cdef uint32_t i
+    for i in range(count):
+        if p[i] != 0xc0:
+            return False
+    return True
+
+
 cdef object value_of(const uint8_t** at, const uint8_t* end, size_t long_width):
-    """One value: what is short as it is, long numbers as a buffer, the rest left as msgpack."""
+    """One value: what is short as it is, long numbers as a buffer, a list of nulls alone as a tuple
+    of them, the rest left as msgpack."""
     cdef const uint8_t* p = at[0]
     cdef const uint8_t* q
     cdef Py_ssize_t length = 0
     cdef uint64_t number = 0
     cdef bint negative = False
     cdef uint8_t kind = p[0]
+    cdef uint32_t count = 0
     cdef object packed
     if long_width:
         packed = numbers_at(&p, end, long_width)
         if packed is not None:
             at[0] = p
             return packed
+    q = container(p, end, 0x90, 0xdc, &count)
+    if q != NULL and count <= MAX_NULLS and nulls(q, count):
+        at[0] = q + count
+        return (None,) * count
     at[0] = behind(p, end, MAX_NESTING)
     if at[0] == NULL:
         return None
@@ -483,8 +498,8 @@ cdef object event_of(const uint8_t** at, const uint8_t* end):
 def msgpack_batch(data, uint32_t max_events):
     """`[when, events, rank]` read to the ends of its events: (when, events, rank).
 
-    An event is a dict or a list. In it long lists of numbers are buffers, other lists and maps
-    still msgpack (`msgspec.Raw`). None for what has another form, or more events, or is no msgpack.
+    An event is a dict or a list. In it long lists of numbers are buffers, lists of nulls alone are
+    tuples, other lists and maps still msgpack (`msgspec.Raw`). None for what has another form, or more events, or is no msgpack.
     """
     cdef Py_buffer view
     cdef const uint8_t* p

@@ -148,6 +148,9 @@ typedef struct {
     nkv_stream *streams;
     nkv_holder *holders;
     uint8_t *heap;
+    uint64_t touched[6];       /* of each growing part, how far its memory is there already */
+    uint32_t touched_next;     /* of them, the one to look at next */
+    int touched_area[2];       /* of each table, the area that `touched` is about */
 } nkv_arena;
 
 typedef struct { uint32_t holder, start, end; } nkv_segment;

@@ -64,6 +64,59 @@ void nkv_arena_point(nkv_arena *a) {
     a->heap = a->base + a->h->heap_at;
 }
 
+/* ---- memory that is there before it is needed */
+
+#define TOUCH_STEP (2ULL << 20)
+#define TOUCH_LEAD (512ULL << 10)
+#ifndef MADV_POPULATE_WRITE
+#define MADV_POPULATE_WRITE 23
+#endif
+
+static void touch(nkv_arena *a, uint64_t at, uint64_t bytes) {
+    if (madvise(a->base + at, bytes, MADV_POPULATE_WRITE) == 0) return;
+    for (uint64_t i = 0; i < bytes; i += 4096) {
+        volatile uint8_t *p = a->base + at + i;
+        *p = *p;
+    }
+}
+
+/* Where a growing part begins, and how far it is in use. */
+static uint64_t in_use(nkv_arena *a, uint32_t part, uint64_t *at) {
+    const nkv_header *h = a->h;
+    const nkv_table *t = part == 4 ? &h->heads : &h->names;
+    uint64_t old;
+    switch (part) {
+    case 0: *at = h->runs.at; return (uint64_t)h->runs.next * sizeof(nkv_run);
+    case 1: *at = h->key_pages.at; return (uint64_t)h->key_pages.next * NKV_PAGE_BLOCKS * 16;
+    case 2: *at = h->name_pages.at; return (uint64_t)h->name_pages.next * sizeof(nkv_name_page);
+    case 3: *at = h->heap_at; return (uint64_t)h->heap_next * NKV_HEAP_UNIT;
+    default: break;
+    }
+    if (a->touched_area[part - 4] != (int)t->current) {
+        a->touched_area[part - 4] = (int)t->current;
+        a->touched[part] = 0;
+    }
+    *at = t->area[t->current];
+    old = t->buckets[t->current ^ 1];
+    /* What is moved fills the new area from its beginning. */
+    if (old) return (t->moved * t->buckets[t->current] / old + 1) * 64;
+    return t->buckets[t->current] * 64 > TOUCH_LEAD ? t->buckets[t->current] * 64 - TOUCH_LEAD : 0;
+}
+
+void nkv_touch_ahead(nkv_arena *a) {
+    for (int looked = 0; looked < 6; looked++) {
+        uint32_t part = a->touched_next++ % 6;
+        uint64_t at, used = in_use(a, part, &at);
+        if (used + TOUCH_LEAD <= a->touched[part]) continue;
+        if (a->touched[part] < (used & ~(TOUCH_STEP - 1)))
+            a->touched[part] = used & ~(TOUCH_STEP - 1);
+        if (at + a->touched[part] + TOUCH_STEP > a->bytes) continue;
+        touch(a, at + a->touched[part], TOUCH_STEP);
+        a->touched[part] += TOUCH_STEP;
+        return;
+    }
+}
+
 int nkv_arena_open(nkv_arena *a, uint64_t max_blocks, uint64_t max_bytes, int shared,
                    uint64_t secret0, uint64_t secret1) {
     nkv_header made;
@@ -99,6 +152,9 @@ int nkv_arena_open(nkv_arena *a, uint64_t max_blocks, uint64_t max_bytes, int sh
     }
     memcpy(a->base, &made, sizeof made);
     nkv_arena_point(a);
+    touch(a, a->h->streams.at, 4096);
+    touch(a, a->h->holders.at, 4096);
+    for (int part = 0; part < 6; part++) nkv_touch_ahead(a);
     return NKV_OK;
 failed:
     if (a->fd >= 0) close(a->fd);

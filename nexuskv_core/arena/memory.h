@@ -15,6 +15,10 @@ void nkv_arena_point(nkv_arena *a);
 /* Give a range of the arena's memory back; it reads as zeros from then on. */
 void nkv_release(nkv_arena *a, uint64_t from, uint64_t to);
 
+/* Have memory ready that will be needed soon, for one part at most: getting a huge page takes half
+ * a millisecond and more, and several at once would stall a call. */
+void nkv_touch_ahead(nkv_arena *a);
+
 /* 0 when there is none. */
 uint32_t nkv_pool_take(nkv_arena *a, nkv_pool *p, size_t each, size_t link);
 void nkv_pool_give(nkv_arena *a, nkv_pool *p, size_t each, size_t link, uint32_t number);

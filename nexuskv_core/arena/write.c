@@ -4,6 +4,7 @@
 
 enum {
     SWEPT_A_CALL = 2,          /* runs */
+    TOUCHED_BLOCKS = 512,      /* between two looks at the memory that will be needed */
     AHEAD = 12,                /* names whose buckets are fetched before they are needed */
 };
 
@@ -174,6 +175,7 @@ int64_t nkv_store_blocks(nkv_arena *a, uint32_t holder, nkv_block above, const u
     while (done < count) {
         nkv_block begin;
         int64_t piece, more;
+        if (done % TOUCHED_BLOCKS == 0) nkv_touch_ahead(a);
         piece = place_piece(a, above, keys + done, count - done, &begin);
         if (piece <= 0) break;
         more = mark(a, begin.run, begin.off, holder, names + done, (uint32_t)piece);
