@@ -18,6 +18,8 @@ DEFAULT_WORKER_LOST_S = 3_600.0
 DEFAULT_DEADLINE_S = 8.0
 # A transfer ends before its claim does, so that no second one is begun beside it.
 CLAIM_SLACK_S = 2.0
+DEFAULT_BLOCK_INDEX_BLOCKS = 20_000_000
+DEFAULT_BLOCK_INDEX_BYTES = 2 * 1024 * 1024 * 1024
 DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
 
 
@@ -57,5 +59,8 @@ class Settings:
     engine_schemes: tuple[str, ...] = DEFAULT_ENGINE_SCHEMES
     # What an engine holds that was not heard for this long is not known any more.
     engine_stale_s: float = DEFAULT_ENGINE_STALE_S
+    # Beyond either, what engines stored longest ago is forgotten.
+    block_index_blocks: int = DEFAULT_BLOCK_INDEX_BLOCKS
+    block_index_bytes: int = DEFAULT_BLOCK_INDEX_BYTES
     # Of the process that writes the index, which this one then reads; None: it is this one.
     index_socket: Path | None = None

@@ -6,12 +6,22 @@ from typing import Final, TypedDict
 from app.cli.worker_env import listed, seconds
 from app.engines.addresses import HOSTS_VARIABLE, SCHEMES_VARIABLE, EngineAddresses
 from app.host_list import HostAllowList
-from app.settings import DEFAULT_ENGINE_SCHEMES, DEFAULT_ENGINE_STALE_S, DEFAULT_WORKER_HOSTS
+from app.settings import (
+    DEFAULT_BLOCK_INDEX_BLOCKS,
+    DEFAULT_BLOCK_INDEX_BYTES,
+    DEFAULT_ENGINE_SCHEMES,
+    DEFAULT_ENGINE_STALE_S,
+    DEFAULT_WORKER_HOSTS,
+)
 
 _STALE: Final = "NEXUSKV_ENGINE_STALE_S"
 # A connection that stands gives a sign of life each second.
 _MIN_STALE_S: Final = 3.0
 _MAX_STALE_S: Final = 86_400.0
+_BLOCKS: Final = "NEXUSKV_BLOCK_INDEX_BLOCKS"
+_MIN_BLOCKS, _MAX_BLOCKS = 1_000, 1_000_000_000
+_BYTES: Final = "NEXUSKV_BLOCK_INDEX_BYTES"
+_MIN_BYTES, _MAX_BYTES = 1 << 24, 1 << 40
 
 
 class EngineSettings(TypedDict):
@@ -20,6 +30,8 @@ class EngineSettings(TypedDict):
     engine_hosts: tuple[str, ...]
     engine_schemes: tuple[str, ...]
     engine_stale_s: float
+    block_index_blocks: int
+    block_index_bytes: int
 
 
 def engine_settings(env: Mapping[str, str]) -> EngineSettings:
@@ -31,4 +43,17 @@ def engine_settings(env: Mapping[str, str]) -> EngineSettings:
         engine_hosts=hosts,
         engine_schemes=schemes,
         engine_stale_s=seconds(env, _STALE, _MIN_STALE_S, _MAX_STALE_S, DEFAULT_ENGINE_STALE_S),
+        block_index_blocks=_whole(
+            env, _BLOCKS, _MIN_BLOCKS, _MAX_BLOCKS, DEFAULT_BLOCK_INDEX_BLOCKS
+        ),
+        block_index_bytes=_whole(env, _BYTES, _MIN_BYTES, _MAX_BYTES, DEFAULT_BLOCK_INDEX_BYTES),
     )
+
+
+def _whole(env: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = env.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise ValueError(f"{name} must be a whole number from {least:,} to {most:,}, not {text!r}")
+    return int(text)

@@ -1,11 +1,13 @@
 """What a user of the block index would notice, beyond answers that are right."""
 
 import random
+from array import array
 from pathlib import Path
 
 import pytest
 
-from nexuskv_core import BlockIndex, IndexFullError, chain
+from nexuskv_core import BlockIndex, IndexFullError, block_reference, chain
+from nexuskv_core.journal import Journal, replay
 from nexuskv_core.snapshots import SnapshotError
 
 SCOPE = b"scope key, 16 by"
@@ -220,3 +222,26 @@ def test_bad_arguments_change_nothing() -> None:
     with pytest.raises(ValueError, match="not shared"):
         index.fd()
     assert index.stats()["blocks"] == 0
+
+
+def test_a_journal_does_it_all_again_in_either_implementation() -> None:
+    lines: list[bytes] = []
+    index = BlockIndex()
+    told = Journal(index, lines.append)
+    stream = told.open_stream(b"stream")
+    holders = [told.open_holder(stream, bytes([number])) for number in range(2)]
+    names, keys = draw(1, 100)
+    told.store(holders[0], array("Q", names), keys)
+    told.store_tokens(holders[1], SCOPE, [7, 8], list(range(32)), 16, parent=names[9])
+    told.hold(holders[1], names[:20])
+    told.remove(holders[0], names[50:])
+    with pytest.raises(ValueError, match="no open holder"):
+        told.store(77, names, keys)
+    assert told.reach(keys) == {holders[0]: 50, holders[1]: 20}
+    for other in (BlockIndex(), block_reference.BlockIndex()):
+        assert replay(lines, other) == len(lines) == 8
+        assert list(other.dump()) == list(index.dump())
+    with pytest.raises(ValueError, match="not a line"):
+        replay([b"[1, 2]"], BlockIndex())
+    with pytest.raises(ValueError, match="not a change"):
+        replay([b'["fd", [], {}]'], BlockIndex())
