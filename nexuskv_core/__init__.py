@@ -38,11 +38,12 @@ else:
                 "`pip install --no-deps -e .` where a C compiler is present; to run the slow "
                 "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
             ) from missing
-        from nexuskv_core.block_reference import BlockIndex, BusyError, IndexFullError, chain
+        from nexuskv_core.block_reference import BlockIndex, BusyError, IndexFullError
         from nexuskv_core.reference import (
             MatchSet,
             PrefixIndex,
             TokenText,
+            chain,
             msgpack_batch,
             msgpack_u32,
             msgpack_u64,

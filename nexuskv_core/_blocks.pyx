@@ -293,7 +293,7 @@ cdef bytes chained(
 
 
 def chain(bytes scope_key not None, tokens, block_tokens, *, parent=None, extras=None):
-    """The 16-byte keys of a list's whole blocks; see `block_reference.chain`."""
+    """The 16-byte keys of a list's whole blocks; see `reference.chain`."""
     cdef nkv_key above
     if parent is None:
         return chained(scope_key, tokens, block_tokens, NULL, extras)

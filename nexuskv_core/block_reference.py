@@ -1,16 +1,12 @@
 """The block index in plain Python by sets and dictionaries: the oracle of the compiled one."""
 
 import json
-from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, NamedTuple
 
-from nexuskv_core.reference import siphash_128
+from nexuskv_core.reference import KEY_BYTES, chain
 
-KEY_BYTES: Final = 16
-NO_PARENT: Final = bytes(KEY_BYTES)
 MAX_LABEL_BYTES: Final = 4096
-MAX_BLOCK_TOKENS: Final = 1 << 20
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 Segment = tuple[int, int, int]
 
@@ -29,37 +25,6 @@ class Progress(NamedTuple):
     sequence: int
     at_us: int
     state: int
-
-
-def chain(
-    scope_key: bytes,
-    tokens: Iterable[int],
-    block_tokens: int,
-    *,
-    parent: bytes | None = None,
-    extras: Sequence[bytes | None] | None = None,
-) -> bytes:
-    """The 16-byte keys of a list's whole blocks, one after the other.
-
-    A key is SipHash-1-3-128 under the scope's key of the block's tokens as little-endian u32 (with
-    zeros up to a multiple of 8 bytes), its extra digest (16 bytes, where it has one) and the key of
-    its parent (zeros for the first block).
-    """
-    packed = array("I", tokens)
-    if not 1 <= block_tokens <= MAX_BLOCK_TOKENS:
-        raise ValueError(f"block_tokens is from 1 to {MAX_BLOCK_TOKENS}")
-    blocks = len(packed) // block_tokens
-    if extras is not None and len(extras) != blocks:
-        raise ValueError("extras has one entry a block")
-    previous = NO_PARENT if parent is None else parent
-    keys = []
-    for block in range(blocks):
-        extra = b"" if extras is None else extras[block] or b""
-        text = packed[block * block_tokens : (block + 1) * block_tokens].tobytes()
-        text += bytes(-len(text) % 8)
-        previous = siphash_128(scope_key, text + extra + previous)
-        keys.append(previous)
-    return b"".join(keys)
 
 
 class _Stream:

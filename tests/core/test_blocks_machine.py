@@ -7,7 +7,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule, run_state_machine_as_test
 
-from nexuskv_core import _blocks, block_reference
+from nexuskv_core import _blocks, block_reference, reference
 from tests.core.block_reader import Reader
 
 SCOPE = b"scope key, 16 by"
@@ -16,7 +16,7 @@ BLOCK_TOKENS = 2
 LISTS = [[7] * 2 * n + [8] * 2 * m for n in (0, 1, 16, 17, 40, 130) for m in (1, 3, 33)] + [
     [9] * 600
 ]
-CHAINS = [block_reference.chain(SCOPE, tokens, BLOCK_TOKENS) for tokens in LISTS]
+CHAINS = [reference.chain(SCOPE, tokens, BLOCK_TOKENS) for tokens in LISTS]
 chains = st.sampled_from(CHAINS)
 stretches = st.tuples(st.integers(0, 200), st.sampled_from([1, 2, 3, 15, 16, 17, 64, 65, 200]))
 places = st.integers(0, 5)

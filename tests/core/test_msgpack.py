@@ -66,3 +66,18 @@ def test_anything_else_is_none(text: bytes) -> None:
     for module in IMPLEMENTATIONS:
         assert module.msgpack_u32(text) is None
         assert module.msgpack_u64(text) is None
+
+
+@pytest.mark.parametrize("count", [0, 1, 15, 16, 65_536, 65_537])
+def test_a_list_of_nulls_alone_is_read_in_a_batch(count: int) -> None:
+    frame = [1.5, [{"a": [None] * count, "b": [*[None] * count, 1]}, ["t", 1, [None] * count]], 0]
+    at_s, (by_name, by_place), rank = _scan.msgpack_batch(msgspec.msgpack.encode(frame), 2)
+    assert (at_s, rank) == (1.5, 0)
+    nulls, mixed = by_name["a"], by_name["b"]
+    if count <= 65_536:
+        assert nulls == by_place[2] == (None,) * count
+    else:
+        assert isinstance(nulls, msgspec.Raw)
+    assert msgspec.msgpack.decode(mixed) == [*[None] * count, 1]
+    broken = msgspec.msgpack.encode([1.5, [["t", [None] * count]]])[:-1]
+    assert _scan.msgpack_batch(broken, 2) is None
