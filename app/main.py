@@ -12,11 +12,11 @@ from app.api import include_routers
 from app.api.engine_openapi import add_engines
 from app.api.indexer_errors import IndexerErrorsMiddleware
 from app.api.openapi import add_policies, add_states
-from app.api.queries import Queries
+from app.api.queries import AtOnce, Queries
 from app.api.query_openapi import add_queries
 from app.api.worker_access import WorkerAccess
 from app.api.worker_openapi import add_workers
-from app.bridge.endpoints import HEALTH_PATH, PREFIX, Bridge
+from app.bridge.endpoints import HEALTH_PATH, LOOKUP_PATH, PREFIX, Bridge
 from app.bridge.handles import HandleKeys
 from app.bridge.openapi import add_bridge
 from app.clock import Clock, IdSource, SystemClock, SystemIds
@@ -44,6 +44,8 @@ class NexusApp(FastAPI):
 
     bridge: Bridge
     queries: Queries
+    # By path: what may answer a request that is here as a whole, before any of ASGI.
+    at_once: dict[bytes, AtOnce]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":
@@ -108,6 +110,7 @@ def create_app(
     app.queries = Queries(
         services.access, services.matcher, metrics=services.metrics, clock=clock, ids=ids
     )
+    app.at_once = {LOOKUP_PATH: app.bridge.lookup_at_once, **app.queries.at_once()}
     include_routers(app, services)
     install_handlers(app)
     worker_access = WorkerAccess(services.access, services.worker_keys, clock)

@@ -93,19 +93,10 @@ class Metrics:
             "1 when the last readiness check reached Postgres, else 0.",
             registry=registry,
         )
-        self._http_requests = Counter(
-            "nexuskv_http_requests",
-            "Requests outside the bridge's operations, by route template and status class.",
-            ["route", "method", "status"],
-            registry=registry,
-        )
-        self._http_latency = Histogram(
-            "nexuskv_http_request_seconds",
-            "Time to answer requests outside the bridge's operations, by route template.",
-            ["route"],
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
+        # By route, method and hundreds of the status.
+        self._http_requests: dict[tuple[str, str, int], int] = {}
+        self._http_latency: dict[str, _Latency] = {}
+        registry.register(Scraped(self._http_families))
         ProcessCollector(registry=registry)
 
     def observe_bridge(
@@ -123,9 +114,12 @@ class Metrics:
 
     def observe_http(self, route: str, method: str, status: int, duration_s: float) -> None:
         """Count one request; `route` is a template, never a path."""
-        method = method if method in _METHODS else "other"
-        self._http_requests.labels(route, method, f"{status // 100}xx").inc()
-        self._http_latency.labels(route).observe(duration_s)
+        key = (route, method if method in _METHODS else "other", status // 100)
+        self._http_requests[key] = self._http_requests.get(key, 0) + 1
+        latency = self._http_latency.get(route)
+        if latency is None:
+            latency = self._http_latency[route] = _Latency()
+        latency.observe(duration_s)
 
     def set_database_up(self, *, up: bool) -> None:
         self._database_up.set(1 if up else 0)
@@ -199,6 +193,24 @@ class Metrics:
         for result, count in self._lookups.items():
             lookups.add_metric([result], count)
         yield lookups
+
+    def _http_families(self) -> Iterable[Metric]:
+        requests = CounterMetricFamily(
+            "nexuskv_http_requests",
+            "Requests outside the bridge's operations, by route template and status class.",
+            labels=["route", "method", "status"],
+        )
+        for (route, method, hundreds), count in self._http_requests.items():
+            requests.add_metric([route, method, f"{hundreds}xx"], count)
+        yield requests
+        latency = HistogramMetricFamily(
+            "nexuskv_http_request_seconds",
+            "Time to answer requests outside the bridge's operations, by route template.",
+            labels=["route"],
+        )
+        for route, seen in self._http_latency.items():
+            latency.add_metric([route], seen.cumulative(), seen.sum_s)
+        yield latency
 
 
 class _Latency:

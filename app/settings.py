@@ -20,6 +20,7 @@ DEFAULT_DEADLINE_S = 8.0
 CLAIM_SLACK_S = 2.0
 DEFAULT_BLOCK_INDEX_BLOCKS = 20_000_000
 DEFAULT_BLOCK_INDEX_BYTES = 2 * 1024 * 1024 * 1024
+DEFAULT_BLOCK_INDEX_SAVE_S = 60.0
 DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
 
 
@@ -62,5 +63,8 @@ class Settings:
     # Beyond either, what engines stored longest ago is forgotten.
     block_index_blocks: int = DEFAULT_BLOCK_INDEX_BLOCKS
     block_index_bytes: int = DEFAULT_BLOCK_INDEX_BYTES
+    # Where the process that writes the index keeps a copy of it over a restart, and how often.
+    block_index_file: Path | None = None
+    block_index_save_s: float = DEFAULT_BLOCK_INDEX_SAVE_S
     # Of the process that writes the index, which this one then reads; None: it is this one.
     index_socket: Path | None = None

@@ -34,6 +34,7 @@ class Alone:
         self.requests: list[work.Request] = []
         self.questions: dict[int, list[bytes]] = {}
         self.chases: dict[bool, Any] = {}
+        self.churned: list[tuple[array, bytes]] = []
 
     # ---- growth
 
@@ -103,21 +104,22 @@ class Alone:
 
     # ---- roles
 
-    def churn(self, begin_at_s: float, end_at_s: float) -> dict[str, float]:
-        """Stores and removes at full rate."""
-        draw = random.Random(4)
-        chains = [
+    def churn(self, begin_at_s: float, end_at_s: float) -> dict[str, float] | None:
+        """Stores and removes at full rate. None when told too late."""
+        draw, index = random.Random(4), self.index
+        chains = self.churned = self.churned or [
             (
                 array("Q", draw.randbytes(8 * work.STORE_BLOCKS)),
                 draw.randbytes(KEY_BYTES * work.STORE_BLOCKS),
             )
             for _ in range(CHURN_CHAINS)
         ]
-        index = self.index
         holder = index.open_holder(index.open_stream())
         kept: deque[array] = deque()
         stored = at = 0
-        _wait_until(begin_at_s)
+        if not _wait_until(begin_at_s):
+            index.close_holder(holder)
+            return None
         while time.monotonic() < end_at_s:
             names, keys = chains[at % CHURN_CHAINS]
             index.store(holder, names, keys)
@@ -131,12 +133,13 @@ class Alone:
         index.sweep()
         return {"million_blocks_a_s": stored / spent / 1e6}
 
-    def ask(self, blocks: int, begin_at_s: float, end_at_s: float) -> dict[str, float]:
-        """One find after the other; how long each took."""
+    def ask(self, blocks: int, begin_at_s: float, end_at_s: float) -> dict[str, float] | None:
+        """One find after the other; how long each took. None when told too late."""
         questions = self._questions(blocks, 1_024)
         reach, clock, spent = self.index.reach, time.perf_counter_ns, []
         busy = at = wrong = 0
-        _wait_until(begin_at_s)
+        if not _wait_until(begin_at_s):
+            return None
         gc.disable()
         end_ns = clock() + int((end_at_s - begin_at_s) * 1e9)
         while (begin := clock()) < end_ns:
@@ -237,11 +240,12 @@ def _keys(query: work.Query) -> bytes:
     return chain(SCOPE_KEY, work.chain_tokens(query.chain, work.BLOCK_TOKENS), work.BLOCK_TOKENS)
 
 
-def _wait_until(begin_at_s: float) -> None:
+def _wait_until(begin_at_s: float) -> bool:
+    """False when it is past already."""
     left = begin_at_s - time.monotonic()
-    if left < 0:
-        raise TimeoutError("was told too late to begin")
-    time.sleep(left)
+    if left > 0:
+        time.sleep(left)
+    return left > 0
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from app.engines.events import Stored
+from app.engines.spaces import names_of
 from app.engines.wire import decode_batch
 from benchmarks import core_work as work
 from benchmarks.core_child import serve
@@ -52,7 +53,7 @@ class Nexus:
                         index.store_tokens(
                             holders[worker],
                             SCOPE_KEY,
-                            event.hashes,
+                            names_of(event.hashes),
                             memoryview(event.tokens).cast("I"),
                             event.block_size,
                             parent=event.parent,

@@ -7,14 +7,17 @@ import msgspec
 from app.engines.registration import EngineSpec
 
 _REF: Final = "#/components/schemas/"
+# Of the contract's types, which a registration has in it; the bridge's have some of their names.
+_PREFIX: Final = "Contract"
 
 
 def add_engines(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document with the body of a registration, and how the list leads on."""
     components = document.setdefault("components", {}).setdefault("schemas", {})
-    _, wire = msgspec.json.schema_components([EngineSpec], ref_template=_REF + "{name}")
+    _, wire = msgspec.json.schema_components([EngineSpec], ref_template=f"{_REF}{_PREFIX}{{name}}")
     # Defaults are Python values; one round trip leaves JSON values only.
-    components.update(msgspec.json.decode(msgspec.json.encode(wire)))
+    plain = msgspec.json.decode(msgspec.json.encode(wire))
+    components.update({_PREFIX + name: schema for name, schema in plain.items()})
     paths = document["paths"]
     operations = {
         "ForgetEngine": paths["/v1/engines/{instance_id}"]["delete"],

@@ -40,7 +40,7 @@ from app.paging import decode_cursor, encode_cursor
 from app.services import Services
 
 FRAME_TYPES: Final = ("application/octet-stream", "application/msgpack")
-ENGINE_SCHEMA: Final = "EngineSpec"
+ENGINE_SCHEMA: Final = "ContractEngineSpec"
 _CURSOR_KIND: Final = "engines"
 _US_PER_S: Final = 1_000_000
 _SHAPE: Final = Shape(EngineSpec, "engine registration")
@@ -59,6 +59,7 @@ def engines_router() -> APIRouter:
         ErrorCode.ENGINE_HOST_NOT_ALLOWED,
         ErrorCode.ENGINE_CONFLICT,
         ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+        ErrorCode.INDEX_AWAY,
     )
     done[200] = {"model": EngineRegistered, "description": "It was registered so, or replaced."}
     router.post(
@@ -69,12 +70,23 @@ def engines_router() -> APIRouter:
         responses=done,
         openapi_extra=_spec_body(),
     )(register_engine)
-    router.get("/v1/engines", summary="All engines", responses=list_errors())(list_engines)
+    router.get(
+        "/v1/engines",
+        summary="All engines",
+        responses=list_errors()
+        | errors_of(
+            ErrorCode.UNKNOWN_FIELD,
+            ErrorCode.INVALID_CURSOR,
+            ErrorCode.TENANT_FORBIDDEN,
+            ErrorCode.INDEX_AWAY,
+        ),
+    )(list_engines)
     router.delete(
         "/v1/engines/{instance_id}",
         summary="Forget an engine",
         status_code=204,
-        responses=one_errors() | errors_of(ErrorCode.UNKNOWN_FIELD, ErrorCode.NOT_FOUND),
+        responses=one_errors()
+        | errors_of(ErrorCode.UNKNOWN_FIELD, ErrorCode.NOT_FOUND, ErrorCode.INDEX_AWAY),
     )(forget_engine)
     router.post(
         "/v1/engines/{instance_id}/events",
@@ -85,13 +97,14 @@ def engines_router() -> APIRouter:
             ErrorCode.ENGINE_CONFLICT,
             ErrorCode.EVENTS_MISSING,
             ErrorCode.UNSUPPORTED_MEDIA_TYPE,
+            ErrorCode.INDEX_AWAY,
         ),
         openapi_extra=_frame_body(),
     )(push_events)
     router.get(
         "/v1/doctor",
         summary="What keeps an engine's prefixes from being found",
-        responses=errors_of(ErrorCode.UNKNOWN_FIELD),
+        responses=errors_of(ErrorCode.UNKNOWN_FIELD, ErrorCode.INDEX_AWAY),
     )(examine)
     return router
 

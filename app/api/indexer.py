@@ -28,9 +28,9 @@ from app.api.match import media_type_of, packed_parameters
 from app.api.match_wire import PACKED_TYPE
 from app.control.keys import Principal
 from app.dependencies import Admin, ServicesDep, StatesReader
-from app.engines.matching import MISS, Candidate, EngineMatcher, Match
-from app.engines.plans import KnownView
-from app.engines.reach import Tier
+from app.engines.matching import HIT, MISS, UNKNOWN, EngineMatcher, Reached
+from app.engines.plans import KnownView, Seen
+from app.engines.reach import Reach, Tier
 from app.engines.registration import EngineKey
 from app.engines.views import ViewState
 from app.errors import ERROR_RULES, ErrorCode, NexusError
@@ -213,7 +213,7 @@ def answer_query(  # noqa: PLR0917 - a request's parts in their order
     """The answer's body and headers. Raises NexusError."""
     asked = decode_query(principal, media_type, query, body)
     assert asked.tokens is not None
-    return _answered(asked, matcher.match(asked.wanted, asked.tokens, now_us=now_us))
+    return _answered(asked, matcher.reached(asked.wanted, asked.tokens, now_us=now_us))
 
 
 def answer_query_by_hash(
@@ -226,72 +226,98 @@ def answer_query_by_hash(
 ) -> tuple[bytes, Headers]:
     """Likewise."""
     asked = decode_hashes(principal, body)
-    match = matcher.match_names(
+    reached = matcher.reached_names(
         asked.wanted, asked.names or (), now_us=now_us, block_tokens=asked.block_tokens
     )
-    return _answered(asked, match)
+    return _answered(asked, reached)
 
 
-def _answered(asked: IndexerQuery, match: Match) -> tuple[bytes, Headers]:
+def _answered(asked: IndexerQuery, reached: Reached) -> tuple[bytes, Headers]:
     model = asked.wanted.model
-    if not match.engines.asked and match.result == MISS:
+    result, engines, found = reached
+    if not engines and result == MISS:
         group = f"routing_group={asked.routing_group}"
         if asked.spelling is Spelling.MOONCAKE:
             group = f"tenant={asked.wanted.tenant}"
         raise NexusError(ErrorCode.NOT_FOUND, f"no indexer for model={model} {group}")
-    found = [each for each in match.candidates if asked.block_tokens in (None, each.block_tokens)]
+    if asked.block_tokens is not None:
+        found = [each for each in found if each[0].block_tokens == asked.block_tokens]
     cumulative = asked.spelling is Spelling.DYNAMO
     body = _scores(found) if cumulative else {asked.wanted.tenant: _instances(found)}
-    return _encode(body), [
-        (_MATCH, match.result.encode()),
+    return _encode(body), _HEADERS[result, cumulative]
+
+
+_HEADERS: Final[dict[tuple[str, bool], Headers]] = {
+    (result, cumulative): [
+        (_MATCH, result.encode()),
         (_COUNTING, b"cumulative" if cumulative else b"only"),
     ]
+    for result in (HIT, MISS, UNKNOWN)
+    for cumulative in (True, False)
+}
+_Places = list[tuple[Seen, Reach]]
 
 
-def _instances(found: list[Candidate]) -> dict[str, dict[str, Any]]:
+class _Instance(msgspec.Struct, gc=False):
+    """Of several ranks the best one. Tiers include the nearer ones."""
+
+    longest_matched: int
+    gpu: int
+    dp: dict[int, int]
+    cpu: int
+    disk: int
+
+
+class _Scores(msgspec.Struct, frozen=True, gc=False):
+    """Scores and frequencies are of the GPU."""
+
+    scores: dict[str, dict[int, int]]
+    frequencies: list[int]
+    instances: dict[str, _Instance]
+
+
+def _instances(found: _Places) -> dict[str, dict[str, Any]]:
     """What each tier has alone; of several ranks the best one."""
     instances: dict[str, dict[str, Any]] = {}
-    for each in found:
+    for seen, (tokens, tiers) in found:
+        spec = seen.view.spec
         one = instances.setdefault(
-            each.instance_id, {"longest_matched": 0, "GPU": 0, "DP": {}, "CPU": 0, "DISK": 0}
+            spec.instance_id, {"longest_matched": 0, "GPU": 0, "DP": {}, "CPU": 0, "DISK": 0}
         )
-        one["longest_matched"] = max(one["longest_matched"], each.matched_tokens)
-        one["DP"][str(each.dp_rank)] = each.matched_tokens
-        for tier, reached in each.tiers.items():
+        one["longest_matched"] = max(one["longest_matched"], tokens)
+        one["DP"][str(spec.dp_rank)] = tokens
+        for tier, reached in tiers.items():
             name = tier.upper() if tier in _NAMED else "DISK"
             one[name] = max(one[name], reached.only)
     return instances
 
 
-def _scores(found: list[Candidate]) -> dict[str, Any]:
-    """Tiers that include the nearer ones; scores and frequencies are of the GPU."""
-    scores: dict[str, dict[str, int]] = {}
-    instances: dict[str, dict[str, Any]] = {}
+def _scores(found: _Places) -> _Scores:
+    scores: dict[str, dict[int, int]] = {}
+    instances: dict[str, _Instance] = {}
     depths: list[int] = []
-    for each in found:
-        gpu, cpu, disk = _cumulative(each)
-        rank = str(each.dp_rank)
+    for seen, (tokens, tiers) in found:
+        spec = seen.view.spec
+        name, rank = spec.instance_id, spec.dp_rank
+        near, middle = tiers.get(Tier.GPU), tiers.get(Tier.CPU)
+        # Everything is the last: this wire has no farther tier.
+        gpu = 0 if near is None else near.cumulative
+        cpu = gpu if middle is None else middle.cumulative
         if gpu:
-            scores.setdefault(each.instance_id, {})[rank] = gpu
-            depths.append(gpu // each.block_tokens)
-        one = instances.setdefault(
-            each.instance_id, {"longest_matched": 0, "gpu": 0, "dp": {}, "cpu": 0, "disk": 0}
-        )
-        one["longest_matched"] = max(one["longest_matched"], each.matched_tokens)
-        one["dp"][rank] = each.matched_tokens
-        for name, tokens in (("gpu", gpu), ("cpu", cpu), ("disk", disk)):
-            one[name] = max(one[name], tokens)
-    return {"scores": scores, "frequencies": _frequencies(depths), "instances": instances}
+            scores.setdefault(name, {})[rank] = gpu
+            depths.append(gpu // seen.block_tokens)
+        one = instances.get(name)
+        if one is None:
+            instances[name] = _Instance(tokens, gpu, {rank: tokens}, cpu, tokens)
+            continue
+        one.longest_matched = max(one.longest_matched, tokens)
+        one.dp[rank] = tokens
+        one.gpu, one.cpu = max(one.gpu, gpu), max(one.cpu, cpu)
+        one.disk = max(one.disk, tokens)
+    return _Scores(scores, _frequencies(depths), instances)
 
 
 _NAMED: Final = (Tier.GPU, Tier.CPU, Tier.DISK)
-
-
-def _cumulative(each: Candidate) -> tuple[int, int, int]:
-    """GPU, CPU, and everything: this wire has no farther tier."""
-    gpu = each.tiers[Tier.GPU].cumulative if Tier.GPU in each.tiers else 0
-    cpu = each.tiers[Tier.CPU].cumulative if Tier.CPU in each.tiers else gpu
-    return gpu, cpu, each.matched_tokens
 
 
 def _frequencies(depths: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 Unknown fields are passed over, as the services that this stands in for do.
 """
 
+import re
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Final, NamedTuple, TypeVar
@@ -24,9 +25,16 @@ from app.engines.matching import Tokens
 from app.engines.plans import Filter
 from app.engines.registration import EngineKind, EngineSpec
 from app.errors import ErrorCode, NexusError
+from app.settings import MAX_QUERY_TOKENS
+from nexuskv_core import TokenText
 
 DEFAULT: Final = "default"
 _URLS: Final = 1_024
+_TOKEN_IDS: Final = re.compile(rb'"token_ids"[ \t\r\n]*:[ \t\r\n]*\[')
+_LISTED_NAME: Final = b'"token_ids"'
+# In place of a list of tokens: no such list, and still JSON.
+_LISTED: Final = b"[[]]"
+_MAX_REST: Final = 1_024
 _T = TypeVar("_T")
 _NULL: Final = msgspec.Raw(b"null")
 _LAYOUT: Final = "routing_group="
@@ -139,14 +147,56 @@ def decode_query(
 ) -> IndexerQuery:
     """A prompt by its tokens. Raises NexusError."""
     if media_type == PACKED_TYPE:
-        return _of_url(principal, query)._replace(tokens=packed_tokens(body, ""))
+        spelling, wanted, block_tokens, group, _, _ = _of_url(principal, query)
+        return IndexerQuery(spelling, wanted, block_tokens, group, packed_tokens(body, ""))
     if query:
         raise field_error("/query", ErrorCode.INVALID_FIELD, "only with a packed body")
+    usual = _usual(principal, body)
+    if usual is not None:
+        return usual
     found = _decoded(_query, body)
     raw = bytes(found.token_ids)
     if raw == b"null":
         raise missing("token_ids")
     return _prompt(principal, found)._replace(tokens=tokens_of(raw, "/token_ids"))
+
+
+def _usual(principal: Principal, body: bytes) -> IndexerQuery | None:
+    """A body with the one list of tokens that it says it has; None for any other.
+
+    The decoder would go over the list only to leave it as it is. Without it the rest of the body is
+    short, and clients repeat it. There is no escape in it, so that a name is where it is spelt out.
+    """
+    at = _TOKEN_IDS.search(body)
+    if at is None:
+        return None
+    start = at.end() - 1
+    end = body.find(b"]", start) + 1
+    rest = body[:start] + _LISTED + body[end:]
+    if not end or len(rest) > _MAX_REST or b"\\" in rest or rest.count(_LISTED_NAME) != 1:
+        return None
+    asked = _of_rest(principal, rest)
+    if asked is None:
+        return None
+    try:
+        tokens = TokenText(memoryview(body)[start:end])
+    except ValueError:
+        return None
+    if len(tokens) > MAX_QUERY_TOKENS:
+        return None
+    spelling, wanted, block_tokens, group, _, _ = asked
+    return IndexerQuery(spelling, wanted, block_tokens, group, tokens)
+
+
+@lru_cache(maxsize=_URLS)
+def _of_rest(principal: Principal, rest: bytes) -> IndexerQuery | None:
+    """The query of a body whose list of tokens is `_LISTED`; None for one that is not that."""
+    try:
+        found = _query.decode(rest)
+        # Elsewhere than at the top it would be another list than the one that is meant.
+        return _prompt(principal, found) if bytes(found.token_ids) == _LISTED else None
+    except (NexusError, msgspec.MsgspecError, RecursionError, UnicodeError):
+        return None
 
 
 @lru_cache(maxsize=_URLS)

@@ -1,5 +1,6 @@
 """`POST /v1/match`: which engines have how much of these prompts."""
 
+from collections.abc import Iterable
 from typing import Any, Final
 
 import msgspec
@@ -95,7 +96,7 @@ def matched(matcher: EngineMatcher, asked: Asked, now_us: int) -> Match:
     return matcher.match(asked.wanted, asked.tokens, now_us=now_us, extra_keys=asked.extra_keys)
 
 
-def media_type_of(headers: list[tuple[bytes, bytes]]) -> bytes:
+def media_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """In lower case, without parameters; JSON where there is none."""
     for name, value in headers:
         if name == b"content-type":

@@ -41,6 +41,7 @@ from app.request_context import Trace, request_id_of, trace_of
 
 PREFIX: Final = "/locus/"
 HEALTH_PATH: Final = "/healthz"
+LOOKUP_PATH: Final = b"/locus/v1/lookup"
 _JSON: Final = (b"content-type", b"application/json")
 _HEALTH: Final = b'{"status":"ok","schema_version":"%b"}' % BRIDGE_SCHEMA.encode()
 _US_PER_S: Final = 1_000_000
@@ -123,14 +124,15 @@ class Bridge:
         else:
             await send_response(send, response)
 
-    def lookup_at_once(self, headers: Headers, body: bytes) -> ResponseParts | None:
+    def lookup_at_once(self, query: bytes, headers: Headers, body: bytes) -> ResponseParts | None:
         """The answer to a lookup that is here as a whole; a lookup waits for nothing.
 
-        None, and nothing done, when the key is not known in memory: then `__call__` must ask.
+        None, and nothing done, when a query string came with it, or the key is not known in
+        memory: then `__call__` must ask.
         """
         started_us = self._clock.monotonic_us()
         principal, trace = self._seen(headers)
-        if principal is None:
+        if principal is None or query:
             return None
         try:
             require_scope(principal, KeyScope.BRIDGE)

@@ -1,5 +1,6 @@
 """Bytes that are no HTTP request still get an answer in the shape of the wire they were sent to."""
 
+from asyncio import TimerHandle
 from typing import Any, Final, Protocol
 
 import structlog
@@ -12,33 +13,38 @@ from app.errors import ErrorCode, NexusError
 from app.problem import ResponseParts, problem_response
 
 _PREFIX: Final = PREFIX.encode()
-_LOOKUP_URL: Final = _PREFIX + b"v1/lookup"
 # Parsing a head costs more with every piece of it; nothing legitimate comes near this.
 MAX_HEAD_BYTES: Final = 65_536
+# Of a body whose other pieces may be waited for here, and how long. What is larger or slower has
+# its task, and with it all limits of `app.http_limits`.
+MAX_HELD_BYTES: Final = 65_536
+HELD_S: Final = 0.25
 log = structlog.get_logger("nexuskv.http")
 
 
-class AnswersLookups(Protocol):
-    """The application behind the protocol, as far as it knows it."""
+class AnswersAtOnce(Protocol):
+    """Of one path. The response, or None where the ASGI application must give it."""
 
-    def lookup_at_once(self, headers: Headers, body: bytes) -> ResponseParts | None:
-        """The response, or None where the ASGI application must give it."""
+    def __call__(self, query: bytes, headers: Headers, body: bytes) -> ResponseParts | None: ...
 
 
 class BridgeHttpProtocol(HttpToolsProtocol):
     """uvicorn's parser, with three things replaced.
 
     Its text/plain answer to a malformed request; the two writes of an answer that is whole; and,
-    for a lookup that came in one piece on an idle connection, the task, the cycle and the messages
-    of ASGI: those cost half of what the answer does. Every other request, and a lookup whose key
-    has to be looked up, takes uvicorn's own way from its headers on.
+    for a lookup or a query on an idle connection that is here soon, the task, the cycle and the
+    messages of ASGI: those cost half of what the answer does. Every other request, and one whose
+    key has to be looked up, takes uvicorn's own way from its headers on.
     """
 
     _latest = b""
     _head_bytes = 0
     _in_head = False
-    # The body of a request that may be answered at once, so far; None for any other.
-    _held: bytes | None = None
+    # The body's pieces of a request that may be answered at once; None for any other.
+    _held: list[bytes] | None = None
+    _answers: AnswersAtOnce | None = None
+    # One at a time for a connection, whatever its requests: see `_held_long_enough`.
+    _hold_timer: TimerHandle | None = None
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # uvicorn makes the cycle deep inside its header callback and has no hook for its class.
@@ -49,7 +55,7 @@ class BridgeHttpProtocol(HttpToolsProtocol):
         self._latest = data
         super().data_received(data)
         if self._held is not None:
-            self._take_uvicorns_way()
+            self._wait_for_more()
         if not self._in_head:
             self._head_bytes = 0
             return
@@ -68,8 +74,10 @@ class BridgeHttpProtocol(HttpToolsProtocol):
 
     def on_headers_complete(self) -> None:
         self._in_head = False
-        if self.url == _LOOKUP_URL and self._is_plain():
-            self._held = b""
+        path = self.url.partition(b"?")[0] if b"?" in self.url else self.url
+        answers = self.app.at_once.get(path)
+        if answers is not None and self._is_plain():
+            self._held, self._answers = [], answers
         else:
             super().on_headers_complete()
 
@@ -90,7 +98,7 @@ class BridgeHttpProtocol(HttpToolsProtocol):
         if self._held is None:
             super().on_body(body)
         else:
-            self._held = self._held + body if self._held else body
+            self._held.append(body)
 
     def on_message_complete(self) -> None:
         if self._held is None:
@@ -101,22 +109,49 @@ class BridgeHttpProtocol(HttpToolsProtocol):
             self._take_uvicorns_way()
             super().on_message_complete()
 
-    def _answered_at_once(self, body: bytes) -> bool:
-        answers: AnswersLookups = self.app.bridge
-        response = answers.lookup_at_once(self.headers, body)
+    def _wait_for_more(self) -> None:
+        """The rest of a body that is large comes in another read, as a rule the next one."""
+        if not _is_short(self.headers):
+            self._take_uvicorns_way()
+        elif self._hold_timer is None:
+            self._hold_timer = self.loop.call_later(HELD_S, self._held_long_enough)
+
+    def _held_long_enough(self) -> None:
+        """Or less: it may be a later request than the one that set the timer, and no harm done."""
+        self._hold_timer = None
+        if self._held is not None:
+            self._take_uvicorns_way()
+
+    def shutdown(self) -> None:
+        if self._held is not None:
+            self._take_uvicorns_way()
+        super().shutdown()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._held = None
+        if self._hold_timer is not None:
+            self._hold_timer.cancel()
+            self._hold_timer = None
+        super().connection_lost(exc)
+
+    def _answered_at_once(self, pieces: list[bytes]) -> bool:
+        assert self._answers is not None
+        query = self.url.partition(b"?")[2] if b"?" in self.url else b""
+        body = pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        response = self._answers(query, self.headers, body)
         if response is None:
             return False
         whole = whole_response(self.server_state.default_headers, *response)
-        assert whole is not None, "an answer of the bridge is plain"
+        assert whole is not None, "an answer given at once is plain"
         self.transport.write(whole)
         self.on_response_complete()
         return True
 
     def _take_uvicorns_way(self) -> None:
-        body, self._held = self._held, None
+        pieces, self._held = self._held, None
         super().on_headers_complete()
-        if body:
-            super().on_body(body)
+        if pieces:
+            super().on_body(b"".join(pieces))
 
     def send_400_response(self, msg: str) -> None:
         lengths = b"content-length" in self._latest[:MAX_HEAD_BYTES].lower()
@@ -124,6 +159,7 @@ class BridgeHttpProtocol(HttpToolsProtocol):
         self._refuse(NexusError(code, f"{msg} Check its request line and headers."))
 
     def _refuse(self, error: NexusError) -> None:
+        self._held = None
         if getattr(self, "url", b"").startswith(_PREFIX):
             body, media_type = error_body(error), b"application/json"
         else:
@@ -135,6 +171,14 @@ class BridgeHttpProtocol(HttpToolsProtocol):
             b"connection: close\r\n\r\n%b" % (_STATUS[error.status], media_type, len(body), body)
         )
         self.transport.close()
+
+
+def _is_short(headers: Headers) -> bool:
+    """Whether the body's length is announced, and small."""
+    for name, value in headers:
+        if name == b"content-length":
+            return len(value) < 6 and value.isdigit() and int(value) <= MAX_HELD_BYTES
+    return False
 
 
 _STATUS: Final = {400: b"400 Bad Request", 413: b"413 Content Too Large"}

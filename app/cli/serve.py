@@ -95,6 +95,8 @@ def serve_command(
             **worker_settings(os.environ),
             **engine_settings(os.environ),
         )
+        if reader_listen is not None and workers == 1:
+            raise failure("--reader-listen is for readers: give --workers 2 or more", exit_code=2)
         check_policy(policy)
         states = read_fixtures(fixture or ())
         if ready_file is not None:

@@ -164,6 +164,7 @@ class Pool:
         self._ready = ready
         self._ending = threading.Event()
         self._own = asked.own
+        self._fixtures_pending = bool(asked.fixtures)
         self._writer = _Child("writer", _order(asked, directory, 0), _environment(asked.settings))
         self._readers = [
             _Child(f"reader {n}", _order(asked, directory, n), _environment(asked.settings))
@@ -176,13 +177,18 @@ class Pool:
         try:
             with handled(lambda *_: self._ending.set(), [signal.SIGINT, *terminations()]):
                 while not self._ending.is_set():
-                    for child in children:
+                    for child in children if self._registered() else children[:2]:
                         child.tend()
                     self._check(children)
                     self._tell(children)
                     self._ending.wait(_TEND_S)
         finally:
             self._end()
+
+    def _registered(self) -> bool:
+        """Whether the first reader has stored the fixtures: what others load has them then."""
+        self._fixtures_pending = self._fixtures_pending and not self._readers[0].ready
+        return not self._fixtures_pending
 
     def _check(self, children: Sequence[_Child]) -> None:
         for child in children:

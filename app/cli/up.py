@@ -58,6 +58,7 @@ from app.worker.arena import ArenaError, check_memory
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
 _WORKER_FILE: Final = "worker.secret"
+_INDEX_FILE: Final = "block-index.copy"
 _SECRET_BYTES: Final = 32
 _WORKER_NODE: Final = "local"
 _WORKER_DRAM_BYTES: Final = 256 * 1024 * 1024
@@ -259,6 +260,7 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
     home = asked.home
     engines = engine_settings(os.environ)
     make_data_dir(home)
+    engines["block_index_file"] = engines["block_index_file"] or home / _INDEX_FILE
     with _postgres(home, asked.database_url) as (url, embedded):
         asyncio.run(_prepare(url))
         workers = _worker_settings(home)

@@ -41,6 +41,9 @@ class Scope(StrEnum):
     EVENTS_WRITE = "events:write"
     ADMIN = "admin"
 
+    # Enum's own is a call of Python code, for each look-up of each request.
+    __hash__ = str.__hash__
+
 
 @dataclass(frozen=True, slots=True)
 class Principal:

@@ -59,6 +59,8 @@ class Backed(NamedTuple):
 
 
 _NONE: Final = Backed([], unknown=False)
+# The index was away ever since this process began.
+_NOT_KNOWN: Final = Backed([], unknown=True)
 
 
 class BackedStates:
@@ -80,7 +82,7 @@ class BackedStates:
             self._refresh()
         asked = self._asked.get(scope)
         if asked is None:
-            return _NONE
+            return _NONE if self._seen >= 0 else _NOT_KNOWN
         candidates: list[Candidate] = []
         unknown = False
         for wanted, behind in asked.items():

@@ -17,6 +17,7 @@ import structlog
 
 from app.clock import Clock
 from app.db.session import Database
+from app.engines.copies import Copies
 from app.engines.registration import EngineKey, EngineSpec
 from app.engines.repository import StoredEngine, engines_changed_since
 from app.engines.source import EngineSource, SourceStatus
@@ -69,6 +70,7 @@ class EngineDirectory:
         *,
         interval_s: float = 0.25,
         stale_s: float = 30.0,
+        copies: Copies | None = None,
     ) -> None:
         self._database = database
         self._clock = clock
@@ -77,6 +79,11 @@ class EngineDirectory:
         self._interval_s = interval_s
         self.stale_us = round(stale_s * _US_PER_S)
         self.transport = Transport()
+        # Whoever changes the index holds it; nobody does while a copy is written.
+        self.writing = asyncio.Lock()
+        self._copies = copies
+        # Dropped, and not yet out of the index.
+        self._leaving: set[EngineView] = set()
         # Goes up whenever they are other ones.
         self.registrations = 0
         self._engines: dict[EngineKey, Engine] = {}
@@ -139,9 +146,13 @@ class EngineDirectory:
         """Replays that engines were asked for, by how they ended."""
         return dict(self.transport.results)
 
+    def retired(self) -> EngineTotals:
+        """What engines that are no more had counted; a copy."""
+        return msgspec.structs.replace(self._retired, events=dict(self._retired.events))
+
     def totals(self) -> EngineTotals:
         """What was counted since the process began, of engines that are no more as well."""
-        found = msgspec.structs.replace(self._retired, events=dict(self._retired.events))
+        found = self.retired()
         for view in self.views():
             found.add(view.status())
         return found
@@ -162,9 +173,11 @@ class EngineDirectory:
                 return
             self.drop(spec.key)
         view = EngineView(spec, self._core, self._spaces)
+        if self._copies is not None:
+            self._copies.claim(view)
         source = None
         if spec.endpoint is not None:
-            source = EngineSource(view, self.transport, self._clock)
+            source = EngineSource(view, self.transport, self._clock, self.writing)
             source.start()
         self._engines[spec.key] = Engine(spec, view, source, registered_at)
         self._by_model.setdefault(spec.model, []).append(view)
@@ -184,6 +197,7 @@ class EngineDirectory:
         if engine.source is None:
             self._retire(engine.view)
             return
+        self._leaving.add(engine.view)
         task = asyncio.create_task(self._end(engine.view, engine.source), name="engine's end")
         self._ending.add(task)
         task.add_done_callback(self._ending.discard)
@@ -191,7 +205,9 @@ class EngineDirectory:
     async def _end(self, view: EngineView, source: EngineSource) -> None:
         # What it took last has to leave as well.
         await source.stop()
-        self._retire(view)
+        async with self.writing:
+            self._leaving.discard(view)
+            self._retire(view)
 
     def _retire(self, view: EngineView) -> None:
         self._retired.add(view.status(), gone=True)
@@ -201,6 +217,15 @@ class EngineDirectory:
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._run(), name="engines")
+        if self._copies is not None:
+            self._copies.start(self._save)
+
+    async def _save(self) -> None:
+        if self._copies is None or not self.loaded:
+            return
+        async with self._changing, self.writing:
+            leaving = [stream for view in self._leaving for stream in view.streams]
+            await self._copies.save(list(self.views()), leaving)
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -212,6 +237,9 @@ class EngineDirectory:
                 await engine.source.stop()
         for task in list(self._ending):
             await task
+        if self._copies is not None:
+            await self._copies.stop()
+            await self._save()
         self.transport.close()
 
     async def poll(self) -> None:
@@ -233,6 +261,8 @@ class EngineDirectory:
                     self.drop(key)
             self._apply_all(changes.engines)
             self._fence = changes.xmin
+            if self._copies is not None:
+                self._copies.abandon()
             self._loaded.set()
 
     def _apply_all(self, engines: Iterable[StoredEngine]) -> None:
@@ -267,8 +297,9 @@ class EngineDirectory:
 
     async def _sweep(self) -> None:
         for _ in range(_SWEEPS):
-            if self._core.sweep(_SWEEP_BLOCKS):
-                return
+            async with self.writing:
+                if self._core.sweep(_SWEEP_BLOCKS):
+                    return
             await asyncio.sleep(0)
 
 

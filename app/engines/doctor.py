@@ -231,7 +231,16 @@ def _blocks(status: EngineStatus, _: int) -> Iterator[Finding]:
 
 def _continuity(status: EngineStatus, _: int) -> Iterator[Finding]:
     view, spec, source = status.view, status.spec, status.source
-    if status.state is ViewState.UNKNOWN:
+    if view.awaits_proof:
+        yield Finding(
+            Check.CONTINUITY,
+            Severity.WARNING,
+            "NexusKV was started again and has what it knew of the engine from a copy; no frame has"
+            " shown yet that none was missed.",
+            "Nothing, if the engine is about to tell something: its next frame settles it, or a"
+            " replay, where a replay_endpoint is registered and answers.",
+        )
+    elif status.state is ViewState.UNKNOWN:
         replay = spec.replay_endpoint
         if source is not None and replay is None:
             do = (

@@ -1,7 +1,8 @@
 """What an engine says of its cache, in one form for every wire format."""
 
+from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final
+from typing import Final, overload
 
 from msgspec import Struct
 
@@ -11,6 +12,39 @@ EngineHash = int | bytes
 
 # Where vLLM's own pool is, on whatever device it runs; also meant by events without a medium.
 ENGINE_POOL: Final = "gpu"
+
+
+class PackedHashes(Sequence[int]):
+    """Names that are integers, in a buffer of native u64; as good as the tuple of them."""
+
+    __slots__ = ("packed",)
+
+    def __init__(self, packed: "memoryview[int]") -> None:
+        self.packed = packed
+
+    def __len__(self) -> int:
+        return len(self.packed)
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self.packed.tolist())
+
+    @overload
+    def __getitem__(self, at: int) -> int: ...
+    @overload
+    def __getitem__(self, at: slice) -> tuple[int, ...]: ...
+    def __getitem__(self, at: int | slice) -> int | tuple[int, ...]:
+        return tuple(self.packed[at]) if isinstance(at, slice) else self.packed[at]
+
+    def __eq__(self, other: object) -> bool:
+        if isinstance(other, PackedHashes):
+            return self.packed == other.packed
+        return tuple(self) == other
+
+    def __hash__(self) -> int:
+        return hash(tuple(self))
+
+    def __repr__(self) -> str:
+        return repr(tuple(self))
 
 
 class Locality(StrEnum):
@@ -23,7 +57,8 @@ class Locality(StrEnum):
 class Stored(Struct, frozen=True, kw_only=True):
     """Blocks that are there now, each the child of the one before it."""
 
-    hashes: tuple[EngineHash, ...]
+    # A tuple, or packed.
+    hashes: Sequence[EngineHash]
     # Of the first block; None where it begins a sequence, or where nothing is said of the blocks.
     parent: EngineHash | None = None
     # Little-endian u32, `len(hashes) * block_size * token_width` of them. Empty where blocks that
@@ -49,7 +84,7 @@ class Stored(Struct, frozen=True, kw_only=True):
 class Removed(Struct, frozen=True, kw_only=True):
     """Blocks that are no more at this medium."""
 
-    hashes: tuple[EngineHash, ...]
+    hashes: Sequence[EngineHash]
     medium: str = ENGINE_POOL
     group: int = 0
     locality: Locality | None = None

@@ -37,10 +37,17 @@ class _Tail(NamedTuple):
 
 class Feed:
     """Takes one engine's frames into its view. `proven`: whether all that the present peer has
-    published is known to be here, so that its silence means that nothing changed."""
+    published is known to be here, so that its silence means that nothing changed. `writing` is held
+    while the index is changed."""
 
     def __init__(
-        self, view: EngineView, transport: Transport, clock: Clock, *, idle_s: float = IDLE_S
+        self,
+        view: EngineView,
+        transport: Transport,
+        clock: Clock,
+        *,
+        idle_s: float = IDLE_S,
+        writing: asyncio.Lock | None = None,
     ) -> None:
         self.proven = False
         self.replays = dict.fromkeys(REPLAY_RESULTS, 0)
@@ -54,7 +61,8 @@ class Feed:
         self._idle_s = idle_s
         # Whoever takes frames in holds it: the reader of the socket, or a replay.
         self._taking = asyncio.Lock()
-        self._tail: _Tail | None = None
+        self._writing = asyncio.Lock() if writing is None else writing
+        self._tail = None if view.tail is None else _Tail(*view.tail)
         self._overlap: dict[int, int] = {}
         self._again_at_us = 0
         self._fed_at_us = clock.monotonic_us()
@@ -63,13 +71,15 @@ class Feed:
     async def take(self, number: int, payload: bytes) -> None:
         """A frame that came from the socket."""
         async with self._taking:
+            if self._view.awaits_proof and self._endpoint is not None:
+                await self._prove()
             if self._overlap and self._came_already(number, payload):
                 return
             lost = self._view.missing(number, payload)
             if lost is not None and self._endpoint is not None:
                 async with self._transport.replaying:
                     await self._fill(lost)
-            self._feed(number, payload)
+            await self._feed(number, payload)
 
     async def connected(self) -> None:
         """A peer is there: take in what it published before, where it can be asked for."""
@@ -84,7 +94,7 @@ class Feed:
         now_us = self._clock.monotonic_us()
         if self._endpoint is None or now_us < self._again_at_us:
             return
-        unknown = self._view.state is ViewState.UNKNOWN
+        unknown = self._view.state is ViewState.UNKNOWN and not self._view.awaits_proof
         if self.proven and not unknown and now_us - self._fed_at_us < _PROBE_US:
             return
         self._fed_at_us = now_us
@@ -108,18 +118,31 @@ class Feed:
         self._overlap.clear()
         return False
 
-    def _feed(self, number: int, payload: bytes) -> None:
-        try:
-            self._view.take(number, payload, now_us=self._clock.now_us())
-        except Exception:
-            # The frame is as good as lost; those after it are not.
-            log.exception("engine_frame_failed", instance_id=self._view.spec.instance_id)
-            self._view.doubt()
+    async def _feed(self, number: int, payload: bytes) -> None:
+        async with self._writing:
+            try:
+                self._view.take(number, payload, now_us=self._clock.now_us())
+            except Exception:
+                # The frame is as good as lost; those after it are not.
+                log.exception("engine_frame_failed", instance_id=self._view.spec.instance_id)
+                self._view.doubt()
         self._tail = _Tail(number, xxh3_64_intdigest(payload))
         self._fed_at_us = self._clock.monotonic_us()
         self.proven = True
 
     # ---- replays
+
+    async def _prove(self) -> None:
+        """A frame came before a replay told whether it is of the process that was saved: a number
+        that fits is no proof for an engine that can be asked."""
+        async with self._transport.replaying:
+            await self._catch_up()
+        if self._view.awaits_proof:
+            await self._doubt()
+
+    async def _doubt(self) -> None:
+        async with self._writing:
+            self._view.doubt()
 
     async def _fill(self, lost: range) -> None:
         """Frames that are missing before one that came, as far as they can be got."""
@@ -137,7 +160,7 @@ class Feed:
             # Who has nothing of that number is another process, too.
             result = await self._ask(0, None)
             if result == "empty":
-                self._view.doubt()
+                await self._doubt()
         if result in {_COMPLETE, "empty"}:
             self.proven = True
 
@@ -184,8 +207,13 @@ class Feed:
                 if first and tail is not None and one.number == start:
                     if xxh3_64_intdigest(one.payload) != tail.digest:
                         return _RESTARTED
+                    async with self._writing:
+                        self._view.confirm(self._clock.now_us())
                 else:
-                    self._take_replayed(one, keep=before is None)
+                    if self._view.awaits_proof and tail is not None:
+                        # It has that frame no more: nothing tells whose these are.
+                        await self._doubt()
+                    await self._take_replayed(one, keep=before is None)
                 gaps += one.number != due
                 due = one.number + 1
                 await asyncio.sleep(0)
@@ -193,12 +221,12 @@ class Feed:
             return "empty"
         return "partial" if gaps or (before is not None and due < before) else _COMPLETE
 
-    def _take_replayed(self, one: Replayed, *, keep: bool) -> None:
+    async def _take_replayed(self, one: Replayed, *, keep: bool) -> None:
         if one.topic is not None and not one.topic.startswith(self._topic):
             # None of its frames would come live: what it holds would never change here.
             self.other_topic = one.topic.decode("utf-8", "replace")
             raise ReplayError(f"the engine's topic is {self.other_topic!r}")
-        self._feed(one.number, one.payload)
+        await self._feed(one.number, one.payload)
         if keep and self._tail is not None:
             self._overlap[one.number] = self._tail.digest
             if len(self._overlap) > _MAX_OVERLAP:

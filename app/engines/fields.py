@@ -8,7 +8,7 @@ from typing import Any, Final
 
 import msgspec
 
-from app.engines.events import ENGINE_POOL, EngineHash
+from app.engines.events import ENGINE_POOL, EngineHash, PackedHashes
 
 # Also a guard against small frames that would take much memory.
 MAX_HASHES: Final = 65_536
@@ -17,7 +17,7 @@ MAX_HASH_BYTES: Final = 64
 MAX_TEXT_CHARS: Final = 512
 MAX_DEPTH: Final = 6
 TOKEN_BYTES: Final = 4
-_U64: Final = 1 << 64
+U64: Final = 1 << 64
 _I64_LEAST: Final = -(1 << 63)
 _U32: Final = 1 << 32
 
@@ -68,10 +68,10 @@ class Fields:
         """In lower case: one engine writes `CPU` in its source and `cpu` on its wire."""
         return (self.text("medium") or ENGINE_POOL).lower()
 
-    def hashes(self, *names: str) -> tuple[EngineHash, ...]:
+    def hashes(self, *names: str) -> Sequence[EngineHash]:
         packed = self._packed(*names)
         if packed is not None and len(packed) <= MAX_HASHES:
-            return tuple(packed)
+            return PackedHashes(packed)
         found = self.value(*names)
         if not isinstance(found, list) or len(found) > MAX_HASHES:
             raise WireError(f"{names[0]} is a list of at most {MAX_HASHES} hashes")
@@ -81,7 +81,7 @@ class Fields:
         """Token ids as little-endian u32, and how many a position has: 2 where each is a pair."""
         packed = self._packed(name)
         if packed is not None and len(packed) <= MAX_TOKENS:
-            return _little_endian(packed), 1
+            return little_endian(packed), 1
         found = self.value(name)
         if found is None:
             return b"", 1
@@ -103,18 +103,25 @@ class Fields:
         return None
 
     def extra_keys(self) -> tuple[tuple[object, ...] | None, ...] | None:
-        found = self.value("extra_keys")
-        if found is None:
-            return None
-        if not isinstance(found, list) or len(found) > MAX_HASHES:
-            raise WireError("extra_keys is a list with one entry a block")
-        return tuple(None if each is None else _entry(each) for each in found)
+        return entries(self.value("extra_keys"))
+
+
+def entries(found: Any) -> tuple[tuple[object, ...] | None, ...] | None:
+    """What `extra_keys` says, None where it says nothing. Raises WireError."""
+    if found is None:
+        return None
+    if not isinstance(found, list) or len(found) > MAX_HASHES:
+        raise WireError("extra_keys is a list with one entry a block")
+    return tuple(None if each is None else _entry(each) for each in found)
 
 
 def plain(value: Any) -> Any:
     """Raises WireError for what is no msgpack."""
     if isinstance(value, memoryview):
         return value.tolist()
+    if isinstance(value, tuple):
+        # Of nulls alone.
+        return list(value)
     if not isinstance(value, msgspec.Raw):
         return value
     try:
@@ -129,7 +136,7 @@ def engine_hash(value: Any) -> EngineHash:
         if not 1 <= len(value) <= MAX_HASH_BYTES:
             raise WireError(f"a hash of {len(value)} bytes, at most {MAX_HASH_BYTES}")
         return value
-    return whole_number(value, "a hash", _I64_LEAST, _U64 - 1) % _U64
+    return whole_number(value, "a hash", _I64_LEAST, U64 - 1) % U64
 
 
 def whole_number(value: Any, name: str, least: int, most: int) -> int:
@@ -147,13 +154,18 @@ def _packed(found: Sequence[Any], name: str) -> bytes:
     # True is an integer to Python, and no token.
     if packed is None or any(each is True or each is False for each in found):
         raise WireError(f"{name} has integers from 0 to {_U32 - 1}")
-    return _little_endian(packed)
+    return little_endian(packed)
 
 
-def _little_endian(numbers: "memoryview | array[int]") -> bytes:
+def little_endian(numbers: "memoryview | array[int]") -> bytes:
+    """Without a copy where the numbers are in bytes already."""
     if sys.byteorder == "big":
         numbers = array("I", numbers)
         numbers.byteswap()
+    elif isinstance(numbers, memoryview):
+        whole = numbers.obj
+        if isinstance(whole, bytes) and len(whole) == numbers.nbytes:
+            return whole
     return numbers.tobytes()
 
 

@@ -118,8 +118,9 @@ class EngineIntake:
         )
 
     async def take(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
-        """`push`, as processes have it that hand the frame to the index's writer."""
-        return self.push(key, number, payload, lost=lost)
+        """`push`, once nothing else holds the index: frames are taken in the order of the calls."""
+        async with self._directory.writing:
+            return self.push(key, number, payload, lost=lost)
 
     async def statuses(self, keys: Sequence[EngineKey]) -> list[EngineStatus]:
         """How these engines stand; without those that are not registered any more."""

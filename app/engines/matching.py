@@ -6,7 +6,7 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
-from app.engines.plans import EngineViews, Filter, Plan, Planner, Seen, Space
+from app.engines.plans import Asked, EngineViews, Filter, Plan, Planner, Seen, Space, Spot
 from app.engines.reach import Held, Reach, Tier, TierReach, reach, tier_of
 from app.engines.registration import EngineKey
 from app.engines.shelves import Shelf, shelf_of
@@ -16,6 +16,8 @@ from nexuskv_core import BlockIndex, BusyError, TokenText, chain
 
 MAX_CANDIDATES: Final = 1_000
 _PLACE_CACHE_ENTRIES: Final = 262_144
+# Of one plan; there are many.
+_SPOTS: Final = 16_384
 DEFAULT_STALE_AFTER_US: Final = 30_000_000
 HIT: Final = "hit"
 MISS: Final = "miss"
@@ -72,6 +74,14 @@ class Match(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     engines: Engines
 
 
+class Reached(NamedTuple):
+    """What is usable where, the longest first; `asked` is how many engines were."""
+
+    result: str
+    asked: int
+    found: list[tuple[Seen, Reach]]
+
+
 class _Place(NamedTuple):
     """A holder of the index, as far as queries know it."""
 
@@ -94,6 +104,15 @@ class _Prompt(NamedTuple):
 # The owner and the salt of a chain: what an engine has of one is no part of another.
 _Chain = tuple[Owner, str | None]
 _Found = dict[tuple[EngineKey, _Chain], list[Held]]
+
+
+class _Search(NamedTuple):
+    """What the index said. `found` is None where it is away."""
+
+    plan: Plan
+    found: _Found | None
+    query_tokens: int | None
+    busy: bool = False
 
 
 class EngineMatcher:
@@ -137,22 +156,12 @@ class EngineMatcher:
         extra_keys: Sequence[Extra | None] | None = None,
     ) -> Match:
         """`extra_keys` has an entry a block. Raises as TenantHashing before a secret is there."""
-        first = extra_keys[0] if extra_keys else None
-        salt, rest = salted(wanted.salt, without(wanted.lora, first), ())
-        plan = self._planner.plan(wanted if salt == wanted.salt else wanted._replace(salt=salt))
-        found: _Found = {}
-        words = tokens if isinstance(tokens, TokenText) else memoryview(tokens).cast("I")
-        count = len(words)
-        if self._away is not None and self._away():
-            return _nothing_known(plan, count)
-        prompt = _Prompt(words, count, wanted.lora, extra_keys, rest)
-        try:
-            for space in plan.spaces:
-                keys = self._keys(space, prompt)
-                self._collect(self._core.find(keys), plan, (space.owner, space.salt), found)
-        except BusyError:
-            return self._answer(plan, found, now_us, count, busy=True)
-        return self._answer(plan, found, now_us, count)
+        return self._answer(self._search(wanted, tokens, extra_keys), now_us)
+
+    def reached(self, wanted: Filter, tokens: Tokens, *, now_us: int) -> Reached:
+        """`match` for those to whom neither freshness nor the reason of a miss is anything."""
+        usual = self._usual(wanted, tokens, now_us)
+        return usual or self._reached(self._search(wanted, tokens, None), now_us)
 
     def match_names(
         self, wanted: Filter, names: Sequence[int], *, now_us: int, block_tokens: int | None = None
@@ -161,9 +170,91 @@ class EngineMatcher:
 
         Adapter and salt are in the names. `block_tokens`: only blocks of that many.
         """
+        return self._answer(self._search_names(wanted, names, block_tokens), now_us)
+
+    def reached_names(
+        self, wanted: Filter, names: Sequence[int], *, now_us: int, block_tokens: int | None = None
+    ) -> Reached:
+        """As `reached` is to `match`."""
+        return self._reached(self._search_names(wanted, names, block_tokens), now_us)
+
+    # ---- one query
+
+    def _usual(self, wanted: Filter, tokens: Tokens, now_us: int) -> Reached | None:
+        """Where each engine that has any of it has it in one stretch from its beginning on.
+
+        As `_search` and `reach` would have it, in fewer steps; None for whatever is not that.
+        """
+        plan = self._planner.plan(wanted)
+        if len(plan.spaces) != 1 or (self._away is not None and self._away()):
+            return None
+        _, _, (block, width), scope_key, first = plan.spaces[0]
+        if width != 1 or first is not None:
+            return None
+        words = tokens if isinstance(tokens, TokenText) else memoryview(tokens).cast("I")
+        try:
+            segments = self._core.find(chain(scope_key, words, block))
+        except BusyError:
+            return None
+        spots = plan.asked.spots
+        found: dict[EngineKey, tuple[Seen, Reach]] = {}
+        for holder, start, end in segments:
+            spot = spots.get(holder) or self._spot(holder, plan.asked)
+            if spot is None:
+                continue
+            seen, key, tier, group, block_tokens = spot
+            if start or group != seen.only_group or key in found:
+                return None
+            reached = end * block_tokens
+            found[key] = seen, Reach(reached, {tier: TierReach(reached, reached)})
+        if not found:
+            engines = self._engines(plan, now_us)
+            return Reached(_no_hit(engines, plan, busy=False, unusable=False)[0], engines.asked, [])
+        if len(found) > 1:
+            ordered = sorted(found.items(), key=_farthest_first)[:MAX_CANDIDATES]
+            return Reached(HIT, len(plan.seen), [one for _, one in ordered])
+        return Reached(HIT, len(plan.seen), list(found.values()))
+
+    def _spot(self, holder: int, asked: Asked) -> Spot | None:
+        place = self._places.get(holder) or self._place(holder)
+        key = None if place is None else asked.streams.get(place.stream)
+        if place is None or key is None:
+            return None
+        if len(asked.spots) >= _SPOTS:
+            asked.spots.clear()
+        made = asked.spots[holder] = Spot(
+            asked.seen[key], key, place.tier, place.group, place.block_tokens
+        )
+        return made
+
+    def _search(
+        self, wanted: Filter, tokens: Tokens, extra_keys: Sequence[Extra | None] | None
+    ) -> _Search:
+        rest = None
+        if extra_keys:
+            salt, rest = salted(wanted.salt, without(wanted.lora, extra_keys[0]), ())
+            wanted = wanted if salt == wanted.salt else wanted._replace(salt=salt)
+        plan = self._planner.plan(wanted)
+        words = tokens if isinstance(tokens, TokenText) else memoryview(tokens).cast("I")
+        count = len(words)
+        if self._away is not None and self._away():
+            return _Search(plan, None, count)
+        found: _Found = {}
+        prompt = _Prompt(words, count, wanted.lora, extra_keys, rest)
+        try:
+            for space in plan.spaces:
+                keys = self._keys(space, prompt)
+                self._collect(self._core.find(keys), plan, (space.owner, space.salt), found)
+        except BusyError:
+            return _Search(plan, found, count, busy=True)
+        return _Search(plan, found, count)
+
+    def _search_names(
+        self, wanted: Filter, names: Sequence[int], block_tokens: int | None
+    ) -> _Search:
         plan = self._planner.plan(wanted)
         if self._away is not None and self._away():
-            return _nothing_known(plan, None)
+            return _Search(plan, None, None)
         found: _Found = {}
         busy = False
         for seen in plan.seen.values():
@@ -181,9 +272,7 @@ class EngineMatcher:
                     continue
                 else:
                     self._collect(segments, plan, (lane.owner, None), found)
-        return self._answer(plan, found, now_us, None, busy=busy)
-
-    # ---- one query
+        return _Search(plan, found, None, busy=busy)
 
     def _keys(self, space: Space, prompt: _Prompt) -> bytes:
         """Of the prompt's whole blocks; none where the extra keys are for other blocks."""
@@ -236,21 +325,25 @@ class EngineMatcher:
         )
         return made
 
-    def _answer(
-        self, plan: Plan, found: _Found, now_us: int, count: int | None, *, busy: bool = False
-    ) -> Match:
-        best: dict[EngineKey, tuple[Reach, str | None]] = {}
-        unusable = False
-        for (key, (_, salt)), held in found.items():
-            seen = plan.seen[key]
-            if not seen.usable:
-                unusable = True
-                continue
-            reached = reach(held, seen.groups)
-            if reached.tokens and (key not in best or reached.tokens > best[key][0].tokens):
-                best[key] = reached, salt
-        self.unusable_kinds += unusable
-        ordered = sorted(best.items(), key=lambda one: (-one[1][0].tokens, one[0]))
+    def _reached(self, search: _Search, now_us: int) -> Reached:
+        plan, found, _, busy = search
+        asked = len(plan.seen)
+        if found is None:
+            return Reached(UNKNOWN, asked, [])
+        ordered, unusable = self._best(plan, found)
+        if ordered:
+            seen = plan.seen
+            return Reached(
+                HIT, asked, [(seen[key], one) for key, (one, _) in ordered[:MAX_CANDIDATES]]
+            )
+        engines = self._engines(plan, now_us)
+        return Reached(_no_hit(engines, plan, busy=busy, unusable=unusable)[0], asked, [])
+
+    def _answer(self, search: _Search, now_us: int) -> Match:
+        plan, found, count, busy = search
+        if found is None:
+            return _nothing_known(plan, count)
+        ordered, unusable = self._best(plan, found)
         candidates = [
             self._candidate(plan.seen[key], reached, salt, now_us)
             for key, (reached, salt) in ordered[:MAX_CANDIDATES]
@@ -268,6 +361,28 @@ class EngineMatcher:
             left_off=len(ordered) - len(candidates),
             engines=engines,
         )
+
+    def _best(
+        self, plan: Plan, found: _Found
+    ) -> tuple[list[tuple[EngineKey, tuple[Reach, str | None]]], bool]:
+        """Of each engine the chain that reaches farthest, the longest first; and whether groups of
+        an unknown attention type made anything unusable.
+        """
+        best: dict[EngineKey, tuple[Reach, str | None]] = {}
+        unusable = False
+        for (key, (_, salt)), held in found.items():
+            seen = plan.seen[key]
+            if not seen.usable:
+                unusable = True
+                continue
+            reached = reach(held, seen.groups)
+            if reached.tokens and (key not in best or reached.tokens > best[key][0].tokens):
+                best[key] = reached, salt
+        self.unusable_kinds += unusable
+        ordered = list(best.items())
+        if len(ordered) > 1:
+            ordered.sort(key=_longest_first)
+        return ordered, unusable
 
     def _candidate(self, seen: Seen, reached: Reach, salt: str | None, now_us: int) -> Candidate:
         view = seen.view
@@ -302,6 +417,14 @@ class EngineMatcher:
             unknown=states.count(ViewState.UNKNOWN),
             stale=states.count(ViewState.STALE),
         )
+
+
+def _farthest_first(one: tuple[EngineKey, tuple[Seen, Reach]]) -> tuple[int, EngineKey]:
+    return -one[1][1].tokens, one[0]
+
+
+def _longest_first(one: tuple[EngineKey, tuple[Reach, str | None]]) -> tuple[int, EngineKey]:
+    return -one[1][0].tokens, one[0]
 
 
 def _nothing_known(plan: Plan, count: int | None) -> Match:

@@ -16,7 +16,7 @@ from app.engines.shelves import Group, Lane
 from app.engines.totals import EngineTotals
 from app.engines.views import ViewState
 from app.errors import ErrorCode, NexusError
-from nexuskv_core import BlockIndex, BusyError, Progress
+from nexuskv_core import BlockIndex, BusyError
 
 _NO_STATS: Final = dict.fromkeys(
     ("blocks", "streams", "holders", "memory_bytes", "forgotten", "collisions"), 0
@@ -30,33 +30,50 @@ def index_away() -> NexusError:
     )
 
 
-class MirrorView:
-    """One engine, as of the last catalogue, with what its streams say of themselves since."""
+@dataclass(slots=True)
+class _Turn:
+    """A query, or another look at the engines that waits for nothing."""
 
-    def __init__(self, facts: Facts, core: BlockIndex) -> None:
+    number: int = 1
+
+
+class MirrorView:
+    """One engine, as of the last catalogue, with what its streams say of themselves since.
+
+    What they say is read once a turn, when it is first asked for: with a query, after its search.
+    """
+
+    def __init__(self, facts: Facts, core: BlockIndex, turn: _Turn) -> None:
         self.spec: EngineSpec = facts.spec
         self.epoch: int = facts.epoch
         self.lanes: list[Lane] = facts.lanes
         self.groups: Mapping[int, Group] = facts.groups
         self.pulse: Pulse = facts.pulse
-        self._state = facts.state
+        self._told = facts.state
         self._core = core
+        self._turn = turn
+        self._read_in = 0
+        self._state = facts.state
+        self._sequence: int | None = None
+        self._frame_at_us: int | None = None
 
     @property
     def state(self) -> ViewState:
-        if not self.lanes:
-            return self._state
-        now = self._now()
-        return ViewState.UNKNOWN if now is None else _STATES[now.state]
+        if self._read_in != self._turn.number:
+            self._read()
+        return self._state
 
     @property
     def last_sequence(self) -> int | None:
-        now = self._now()
-        return self.pulse.last_sequence if now is None else now.sequence
+        if self._read_in != self._turn.number:
+            self._read()
+        return self._sequence
 
     @property
     def last_frame_at_us(self) -> int | None:
-        return _later(self.pulse.last_frame_at_us, self._now())
+        if self._read_in != self._turn.number:
+            self._read()
+        return self._frame_at_us
 
     @property
     def lag_us(self) -> int | None:
@@ -67,25 +84,30 @@ class MirrorView:
         state = self.state
         if state is not ViewState.LIVE:
             return state
-        heard = _later(self.pulse.heard_at_us, self._now())
-        return ViewState.STALE if heard and now_us - heard > stale_after_us else state
+        frame, heard = self._frame_at_us, self.pulse.heard_at_us
+        latest = max(frame or 0, heard or 0)
+        return ViewState.STALE if latest and now_us - latest > stale_after_us else state
 
-    def _now(self) -> Progress | None:
-        """What its first stream says; None without one, or where it is not there any more."""
+    def _read(self) -> None:
+        """What its first stream says, or what was told of an engine that has none."""
+        self._read_in = self._turn.number
+        told = self.pulse
+        self._state, self._sequence = self._told, told.last_sequence
+        self._frame_at_us = told.last_frame_at_us
         if not self.lanes:
-            return None
+            return
         try:
-            found = self._core.progress(self.lanes[0].stream)
+            now = self._core.progress(self.lanes[0].stream)
         except (ValueError, BusyError):
-            return None
-        # A stream that was opened within a frame has none before that frame's end.
-        return found if found.at_us else None
-
-
-def _later(told_us: int | None, now: Progress | None) -> int | None:
-    if now is None:
-        return told_us
-    return now.at_us if told_us is None else max(told_us, now.at_us)
+            # It is closed, and why is yet to be told.
+            self._state = ViewState.UNKNOWN
+            return
+        if now.at_us:
+            self._state, self._sequence = _STATES[now.state], now.sequence
+            self._frame_at_us = max(now.at_us, told.last_frame_at_us or 0)
+        else:
+            # Opened within a frame that is not at its end.
+            self._state = ViewState.UNKNOWN
 
 
 @dataclass(slots=True)
@@ -107,6 +129,7 @@ class EngineMirror:
         self.follow: Callable[[BlockIndex], None] = lambda _: None
         self._clock = clock
         self._core: BlockIndex | None = None
+        self._turn = _Turn()
         self._known = _Known()
         self._sums = Sums({}, EngineTotals(), {}, 0)
         # When what was told last was sent; 0 while nothing is known.
@@ -143,18 +166,24 @@ class EngineMirror:
         assert self._core is not None
         if message.begins:
             self._known = _Known()
-        known = self._known
-        changed = {EngineKey(f.spec.instance_id, f.spec.dp_rank): f for f in message.facts}
+        engines = self._known.engines
         touched: set[str] = set()
-        for key in [*message.gone, *changed]:
-            before = known.engines.pop(key, None)
+        others = message.begins or message.complete > self._complete
+        for key in message.gone:
+            before = engines.pop(key, None)
             if before is not None:
                 touched.add(before.spec.model)
-        for key, facts in changed.items():
-            known.engines[key] = MirrorView(facts, self._core)
+                others = True
+        for facts in message.facts:
+            before = engines.get(facts.spec.key)
+            if before is None or before.spec != facts.spec:
+                others = True
+            if before is not None:
+                touched.add(before.spec.model)
+            engines[facts.spec.key] = MirrorView(facts, self._core, self._turn)
             touched.add(facts.spec.model)
         self._sort(touched)
-        self.registrations += 1
+        self.registrations += others
         self._complete = message.complete or (self._complete and not message.begins)
 
     def _sort(self, models: set[str]) -> None:
@@ -176,6 +205,7 @@ class EngineMirror:
 
     def views_of(self, model: str) -> Sequence[KnownView]:
         """The views of the engines that run a model, empty for none; the last ones while away."""
+        self._turn.number += 1
         return self._known.by_model.get(model, ())
 
     def views(self) -> Sequence[KnownView]:
@@ -194,6 +224,7 @@ class EngineMirror:
     def _here(self) -> _Known:
         if self.away():
             raise index_away()
+        self._turn.number += 1
         return self._known
 
     # ---- counts, as the writer told them last

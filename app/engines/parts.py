@@ -8,6 +8,7 @@ from typing import Protocol
 from app.clock import Clock
 from app.db.session import Database
 from app.engines.addresses import HOSTS_VARIABLE, EngineAddresses
+from app.engines.copies import index_of
 from app.engines.directory import EngineDirectory
 from app.engines.intake import EngineIntake
 from app.engines.matching import EngineMatcher
@@ -65,7 +66,7 @@ def own_index(
     shared: bool = False,
 ) -> OwnIndex:
     """`shared`: in memory that other processes may read."""
-    core = BlockIndex(shared=shared)
+    core, copies = index_of(settings, clock, hashing, shared=shared)
     spaces = Spaces(hashing)
     directory = EngineDirectory(
         database,
@@ -74,6 +75,7 @@ def own_index(
         spaces,
         interval_s=settings.sync_interval_s,
         stale_s=settings.engine_stale_s,
+        copies=copies,
     )
     hosts = HostAllowList(settings.engine_hosts, HOSTS_VARIABLE)
     addresses = EngineAddresses(hosts, settings.engine_schemes)

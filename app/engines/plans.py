@@ -6,7 +6,7 @@ It depends on registrations and open streams alone, so that a query itself is a 
 from collections.abc import Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
-from app.engines.reach import GroupRule, group_rule
+from app.engines.reach import GroupRule, Tier, group_rule
 from app.engines.registration import EngineKey, EngineSpec
 from app.engines.shelves import Group, Lane
 from app.engines.spaces import Owner, Shape, Spaces
@@ -77,6 +77,18 @@ class Seen(NamedTuple):
     groups: dict[int, GroupRule]
     usable: bool
     block_tokens: int
+    # Its only group, where it is usable.
+    only_group: int | None
+
+
+class Spot(NamedTuple):
+    """A holder of the index as a plan knows it: whose blocks, and where."""
+
+    seen: Seen
+    key: EngineKey
+    tier: Tier
+    group: int
+    block_tokens: int
 
 
 class Asked(NamedTuple):
@@ -88,6 +100,8 @@ class Asked(NamedTuple):
     streams: dict[int, EngineKey]
     # One of those that mean the same space for every salt.
     lanes: list[tuple[EngineSpec, Lane]]
+    # Those holders that queries have met, which are theirs.
+    spots: dict[int, Spot]
 
 
 class Plan(NamedTuple):
@@ -166,7 +180,7 @@ def _asked(wanted: Filter, views: tuple[KnownView, ...]) -> Asked:
         for lane in view.lanes:
             streams[lane.stream] = spec.key
             lanes.setdefault((lane.owner, lane.shape, lane.scope_key, mine), (spec, lane))
-    return Asked(views, seen, streams, list(lanes.values()))
+    return Asked(views, seen, streams, list(lanes.values()), {})
 
 
 def _seen(view: KnownView) -> Seen:
@@ -175,7 +189,8 @@ def _seen(view: KnownView) -> Seen:
         for number, group in view.groups.items()
     }
     usable = all(group.rule is not None for group in groups.values())
-    return Seen(view, groups, usable, view.spec.block_tokens)
+    only_group = next(iter(groups)) if usable and len(groups) == 1 else None
+    return Seen(view, groups, usable, view.spec.block_tokens, only_group)
 
 
 def _visible(spec: EngineSpec, wanted: Filter) -> bool:

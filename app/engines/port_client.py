@@ -20,6 +20,7 @@ from app.engines.intake import Pushed, Registered
 from app.engines.mirror import EngineMirror, index_away
 from app.engines.port_wire import (
     HELLO,
+    MAX_MESSAGE_BYTES,
     MAX_OUTSTANDING,
     Answer,
     Catalogue,
@@ -146,7 +147,8 @@ class IndexPortClient:
                 continue
             self._mirror.take(message)
             if isinstance(message, Catalogue):
-                self._write(framed(Seen(message.number)))
+                assert self._stream is not None
+                self._stream.write(framed(Seen(message.number)))
                 if message.complete:
                     self._first.set()
 
@@ -196,9 +198,12 @@ class IndexPortClient:
         return done
 
     async def _ask(self, request: Request) -> msgspec.Raw:
-        if len(self._asked) >= MAX_OUTSTANDING:
+        if self._stream is None:
+            raise index_away()
+        unsent = self._stream.transport.get_write_buffer_size()
+        if len(self._asked) >= MAX_OUTSTANDING or unsent > MAX_MESSAGE_BYTES:
             raise NexusError(ErrorCode.OVERLOADED, "Too many writes are under way; try again")
-        self._write(framed(request))
+        self._stream.write(framed(request))
         asked: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._asked[request.request] = asked
         try:

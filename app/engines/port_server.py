@@ -38,13 +38,16 @@ from app.engines.port_wire import (
     next_frame,
     read_of_reader,
 )
+from app.engines.totals import EngineTotals
 from app.errors import ErrorCode, NexusError
 
 _BACKLOG: Final = 64
 _MAX_READERS: Final = 256
 _SCAN_S: Final = 0.05
 _SCANS_A_BEAT: Final = round(BEAT_S / _SCAN_S)
-_SCANS_A_SUM: Final = round(1.0 / _SCAN_S)
+_SUM_S: Final = 1.0
+# Counting one engine walks over its places: so many, then others have a turn.
+_SUM_ENGINES: Final = 64
 # What a reader has not read yet; one that lets more pile up is cut off.
 _MAX_UNREAD_BYTES: Final = 64 * 1024 * 1024
 _US_PER_S: Final = 1_000_000
@@ -87,6 +90,7 @@ class IndexPort:
         self._listener: socket.socket | None = None
         # Readers that are not connected may answer by what this or an earlier writer told them.
         self._doubt_until_us = clock.monotonic_us() + LEASE_US
+        self._sums = Sums({}, EngineTotals(), {}, 0)
         self.readers_cut = 0
 
     def start(self) -> None:
@@ -100,6 +104,7 @@ class IndexPort:
         self._ledger.changes()
         self._spawn(self._accept(self._listener), "readers")
         self._spawn(self._tell(), "catalogue")
+        self._spawn(self._count(), "sums")
 
     async def stop(self) -> None:
         """Cuts every reader off, and takes no more."""
@@ -173,7 +178,7 @@ class IndexPort:
                 ),
             )
         self._say(line, Beat(self._clock.monotonic_us(), self._ledger.known_pulses()))
-        self._say(line, self._sums())
+        self._say(line, self._sums)
         self._lines.add(line)
 
     def _say(self, line: _Line, message: SentCatalogue | Beat | Sums | Answer) -> None:
@@ -203,15 +208,27 @@ class IndexPort:
                 self._publish()
                 if scans % _SCANS_A_BEAT == 0:
                     self._broadcast(Beat(self._clock.monotonic_us(), self._ledger.pulses()))
-                if scans % _SCANS_A_SUM == 0:
-                    self._broadcast(self._sums())
             except Exception:
                 # Without it all readers know nothing; each of them would still wait for more.
                 log.exception("catalogue_not_told")
 
-    def _sums(self) -> Sums:
+    async def _count(self) -> None:
+        while True:
+            try:
+                self._sums = await self._counted()
+                self._broadcast(self._sums)
+            except Exception:
+                log.exception("engines_not_counted")
+            await asyncio.sleep(_SUM_S)
+
+    async def _counted(self) -> Sums:
         directory = self._directory
-        return Sums(directory.counts(), directory.totals(), directory.replays(), self.readers_cut)
+        totals = directory.retired()
+        for number, view in enumerate(list(directory.views())):
+            totals.add(view.status())
+            if number % _SUM_ENGINES == _SUM_ENGINES - 1:
+                await asyncio.sleep(0)
+        return Sums(directory.counts(), totals, directory.replays(), self.readers_cut)
 
     def _publish(self) -> None:
         for batch in self._ledger.changes():
@@ -298,7 +315,7 @@ class IndexPort:
         return found
 
     async def _pushed(self, push: Push) -> object:
-        found = self._intake.push(push.key, push.number, push.payload, lost=push.lost)
+        found = await self._intake.take(push.key, push.number, push.payload, lost=push.lost)
         self._ledger.refresh(push.key)
         self._publish()
         await self._seen_by_all()

@@ -35,6 +35,9 @@ class Tier(StrEnum):
     REMOTE = "remote"
     UNKNOWN = "unknown"
 
+    # Enum's own is a call of Python code, for each look-up of each candidate.
+    __hash__ = str.__hash__
+
 
 # By `kv_cache_spec_kind`. A kind that is not here is of a rule that nobody knows: it is never used.
 # Nor is cross attention, whose state depends on what its tokens do not tell.

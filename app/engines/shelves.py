@@ -70,6 +70,29 @@ class Lane(NamedTuple):
     scope_key: bytes
 
 
+class SavedHolder(msgspec.Struct, frozen=True, array_like=True):
+    """A place of a stream, and its number in the index."""
+
+    stream: int
+    medium: str
+    group: Group
+    number: int
+    holder: int
+
+
+class SavedShelves(msgspec.Struct, frozen=True, array_like=True):
+    """What a copy of the index says of one publisher. `waiting`: blocks that it does not have."""
+
+    groups: dict[int, Group]
+    lanes: list[tuple[Owner, Shape, int]]
+    holders: list[SavedHolder]
+    waiting: int
+
+    def streams(self) -> list[int]:
+        """Their numbers in the index."""
+        return [stream for _, _, stream in self.lanes]
+
+
 class Tallies(msgspec.Struct):
     """What came with events and is not in the index, and why; in blocks, but for the first."""
 
@@ -136,6 +159,36 @@ class Shelves:
             if held:
                 found.setdefault(medium, {})[group] = held
         return found
+
+    # ---- copies
+
+    def saved(self) -> SavedShelves:
+        """For a copy of the index; stores that wait for their parent are only counted."""
+        lanes = [(lane.owner, lane.shape, lane.stream) for lane in self.lanes.values()]
+        holders = [SavedHolder(*key, holder) for key, holder in self._holders.items()]
+        return SavedShelves(dict(self.groups), lanes, holders, self.quarantine.blocks)
+
+    def resume(self, epoch: int, saved: SavedShelves) -> None:
+        """Go on with what an index has that was read from a copy.
+
+        Raises ValueError where it has not all of it, and as TenantHashing; nothing is changed then.
+        """
+        spec, lanes = self._spec, []
+        for owner, shape, stream in saved.lanes:
+            space = SpaceKey(owner, spec.model, spec.revision, spec.layout, shape)
+            lanes.append(Lane(owner, shape, stream, self._spaces.scope_key(space)))
+            self._core.progress(stream)
+        known = set(saved.streams())
+        for one in saved.holders:
+            if one.stream not in known or self._core.stream_of(one.holder) != one.stream:
+                raise ValueError(f"holder {one.holder} is not of stream {one.stream}")
+        self._epoch = epoch
+        self.groups.update(saved.groups)
+        self.lanes.update(((lane.owner, lane.shape), lane) for lane in lanes)
+        for one in saved.holders:
+            self._holders[one.stream, one.medium, one.group, one.number] = one.holder
+            self._places.setdefault((one.medium, one.number), []).append(one.holder)
+        self.quarantine.dropped += saved.waiting
 
     # ---- stores
 
@@ -244,12 +297,9 @@ class Shelves:
             self.tallies.beyond_limits += len(event.hashes)
             return False
         kind, window = event.spec_kind, event.window_tokens
-        if before is not None and kind is None:
-            # An event that is silent on it takes nothing back.
-            kind, window = before.spec_kind, before.window_tokens
-        now = Group(kind, window)
-        if now != before:
-            self.groups[event.group] = now
+        # An event that is silent on it takes nothing back.
+        if before is None or (kind is not None and before != (kind, window)):
+            self.groups[event.group] = Group(kind, window)
             self._spaces.changes += 1
         return True
 

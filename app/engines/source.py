@@ -59,14 +59,20 @@ class SourceStatus(msgspec.Struct, frozen=True, kw_only=True):
 class EngineSource:
     """Reads one engine's events for as long as it is registered."""
 
-    def __init__(self, view: EngineView, transport: Transport, clock: Clock) -> None:
+    def __init__(
+        self,
+        view: EngineView,
+        transport: Transport,
+        clock: Clock,
+        writing: asyncio.Lock | None = None,
+    ) -> None:
         assert view.spec.endpoint is not None
         self._view = view
         self._spec = view.spec
         self._endpoint = view.spec.endpoint
         self._transport = transport
         self._clock = clock
-        self._feed = Feed(view, transport, clock)
+        self._feed = Feed(view, transport, clock, writing=writing)
         self._tasks: list[asyncio.Task[None]] = []
         self._peers = self._connections = self._disconnections = 0
         self._attempts_failed = self._handshakes_failed = self._malformed = 0

@@ -11,7 +11,7 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from app.engines.events import EngineHash
+from app.engines.events import EngineHash, PackedHashes
 from app.engines.registration import EngineSpec
 from app.index.scopes import TenantHashing
 from nexuskv_core import siphash_128
@@ -100,7 +100,10 @@ class Spaces:
 
         `first` stands for the first block where it begins a chain.
         """
-        rest = [None] * blocks if keys is None else [without(lora, each) for each in keys]
+        if keys is None or not any(keys):
+            # What most blocks have: nothing but perhaps the beginning of their chain.
+            return [first, *[None] * (blocks - 1)] if begins and blocks and first else None
+        rest = [without(lora, each) for each in keys]
         made = [None if each is None else self.digest(owner, None, None, each) for each in rest]
         if begins and made:
             made[0] = first
@@ -157,6 +160,8 @@ def name_of(engine_hash: EngineHash) -> int:
     return int.from_bytes(siphash_128(_NAME_KEY, engine_hash)[:8], "little")
 
 
-def names_of(hashes: Iterable[EngineHash]) -> list[int]:
-    """`name_of` each."""
+def names_of(hashes: Iterable[EngineHash]) -> Sequence[int]:
+    """`name_of` each; a buffer of u64 where that is what they are."""
+    if isinstance(hashes, PackedHashes):
+        return hashes.packed
     return [each if isinstance(each, int) else name_of(each) for each in hashes]

@@ -37,6 +37,15 @@ class Sequence:
         self.gaps = 0
         self._digest = 0
 
+    @property
+    def tail(self) -> tuple[int, int] | None:
+        """Number and digest of the last frame."""
+        return None if self.last is None else (self.last, self._digest)
+
+    def resume(self, epoch: int, number: int, digest: int) -> None:
+        """Go on behind this frame."""
+        self.epoch, self.last, self._digest = epoch, number, digest
+
     def take(self, number: int, payload: bytes) -> Place:
         """Note a frame that arrived. The first one is a gap, unless it is number 0."""
         digest = xxh3_64_intdigest(payload)

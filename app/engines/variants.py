@@ -1,13 +1,14 @@
 """The three events, read from the fields that any of the formats has for them."""
 
+from collections.abc import Sequence
 from typing import Final
 
 from app.engines.events import Cleared, EngineHash, Locality, Removed, Stored
 from app.engines.fields import TOKEN_BYTES, Fields, WireError, engine_hash
 
-_MAX_BLOCK_TOKENS: Final = 1 << 20
-_MAX_GROUP: Final = 1 << 16
-_MAX_WINDOW_TOKENS: Final = 1 << 40
+MAX_BLOCK_TOKENS: Final = 1 << 20
+MAX_GROUP: Final = 1 << 16
+MAX_WINDOW_TOKENS: Final = 1 << 40
 # Known, and of no use here: who caused it, what it costs, whose stream it is.
 _NOT_USED: Final = (
     "type", "event_type", "event_id", "timestamp", "session_id", "ownership", "source_kind",
@@ -21,13 +22,9 @@ def stored(fields: Fields) -> Stored:
     fields.value(*_NOT_USED)
     hashes = fields.hashes("block_hashes", "seq_hashes")
     tokens, width = fields.tokens("token_ids")
-    block_size = fields.number("block_size", 0, _MAX_BLOCK_TOKENS) or 0
+    block_size = fields.number("block_size", 0, MAX_BLOCK_TOKENS) or 0
     extra_keys = fields.extra_keys()
-    # Offloading connectors give their own block size. The names are there all the same; what the
-    # blocks hold is not known from this event.
-    told = len(tokens) == TOKEN_BYTES * len(hashes) * block_size * width and (
-        extra_keys is None or len(extra_keys) == len(hashes)
-    )
+    told = all_told(len(hashes), tokens, block_size * width, extra_keys)
     return Stored(
         hashes=hashes,
         parent=_parent(fields),
@@ -35,14 +32,27 @@ def stored(fields: Fields) -> Stored:
         block_size=block_size,
         token_width=width,
         medium=fields.medium(),
-        group=fields.number("group_idx", 0, _MAX_GROUP) or 0,
+        group=fields.number("group_idx", 0, MAX_GROUP) or 0,
         lora=_lora(fields),
         cache_salt=fields.text("cache_salt"),
         extra_keys=extra_keys if told else None,
         spec_kind=fields.text("kv_cache_spec_kind"),
-        window_tokens=fields.number("kv_cache_spec_sliding_window", 0, _MAX_WINDOW_TOKENS),
+        window_tokens=fields.number("kv_cache_spec_sliding_window", 0, MAX_WINDOW_TOKENS),
         locality=_locality(fields),
         base_block=fields.number("base_block_idx", 0, 1 << 40),
+    )
+
+
+def all_told(
+    blocks: int, tokens: bytes, block_tokens: int, extra_keys: Sequence[object] | None
+) -> bool:
+    """Whether tokens and extra keys are those of the blocks.
+
+    Offloading connectors give their own block size. The names are there all the same; what the
+    blocks hold is not known from such an event.
+    """
+    return len(tokens) == TOKEN_BYTES * blocks * block_tokens and (
+        extra_keys is None or len(extra_keys) == blocks
     )
 
 
@@ -52,7 +62,7 @@ def removed(fields: Fields) -> Removed:
     return Removed(
         hashes=fields.hashes("block_hashes", "seq_hashes"),
         medium=fields.medium(),
-        group=fields.number("group_idx", 0, _MAX_GROUP) or 0,
+        group=fields.number("group_idx", 0, MAX_GROUP) or 0,
         locality=_locality(fields),
     )
 

@@ -11,10 +11,10 @@ from typing import Final, NamedTuple
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from app.engines.events import Batch, Cleared, Removed, Stored
+from app.engines.events import Batch, Cleared, PackedHashes, Removed, Stored
 from app.engines.fields import WireError
 from app.engines.registration import EngineSpec
-from app.engines.shelves import Group, Lane, Shelves, Tallies
+from app.engines.shelves import Group, Lane, SavedShelves, Shelves, Tallies
 from app.engines.spaces import Spaces
 from app.engines.stream import Order, Sequence
 from app.engines.wire import decode_batch
@@ -86,6 +86,21 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     # By the publisher's clock, of its last frame that said so, and ours minus it.
     publisher_at_us: int | None
     lag_us: int | None
+    # What it holds is of a copy, and not shown before the next frame proves that none is missing.
+    awaits_proof: bool = False
+
+
+class SavedView(msgspec.Struct, frozen=True, kw_only=True):
+    """What a copy of the index says of a view."""
+
+    state: ViewState
+    epoch: int
+    # The frame taken last, and its digest.
+    number: int
+    digest: int
+    last_frame_at_us: int | None
+    lag_us: int | None
+    shelves: SavedShelves
 
 
 class EngineView:
@@ -102,7 +117,10 @@ class EngineView:
         # Of a frame, or of a connection over which the next one would have come.
         self.heard_at_us: int | None = None
         self.lag_us: int | None = None
+        self._spaces = spaces
         self._shelves = Shelves(spec, core, spaces)
+        # What it was when it was saved, until it is proven that no frame is missing since.
+        self._resumed: ViewState | None = None
         self._sequence = Sequence()
         self._recent: OrderedDict[int, int] = OrderedDict()
         self._frames = 0
@@ -126,7 +144,7 @@ class EngineView:
     @property
     def lanes(self) -> list[Lane]:
         """Its streams in the index."""
-        return list(self._shelves.lanes.values())
+        return [] if self.awaits_proof else list(self._shelves.lanes.values())
 
     @property
     def groups(self) -> dict[int, Group]:
@@ -139,6 +157,65 @@ class EngineView:
         if heard is not None and now_us - heard > stale_after_us and self.state is ViewState.LIVE:
             return ViewState.STALE
         return self.state
+
+    # ---- copies
+
+    @property
+    def awaits_proof(self) -> bool:
+        """Whether what it holds is of a copy, and not known to be there still."""
+        return self._resumed is not None
+
+    @property
+    def tail(self) -> tuple[int, int] | None:
+        """Number and digest of the frame taken last."""
+        return self._sequence.tail
+
+    @property
+    def streams(self) -> list[int]:
+        """All that are its own in the index, also those that no query is to see."""
+        return [lane.stream for lane in self._shelves.lanes.values()]
+
+    def saved(self) -> SavedView | None:
+        """For a copy of the index; None for one that has told nothing."""
+        if self._sequence.tail is None:
+            return None
+        number, digest = self._sequence.tail
+        return SavedView(
+            state=self._resumed or self.state,
+            epoch=self.epoch,
+            number=number,
+            digest=digest,
+            last_frame_at_us=self.last_frame_at_us,
+            lag_us=self.lag_us,
+            shelves=self._shelves.saved(),
+        )
+
+    def resume(self, saved: SavedView) -> None:
+        """Begin as it was saved, and unknown until the next frame, or the last one once more, shows
+        that nothing is missing. For a view that has told nothing.
+
+        Raises ValueError where the index is not as it was, and as TenantHashing.
+        """
+        self._shelves.resume(saved.epoch, saved.shelves)
+        self._sequence.resume(saved.epoch, saved.number, saved.digest)
+        self._recent[saved.number] = saved.digest
+        self.epoch, self.last_sequence = saved.epoch, saved.number
+        self.last_frame_at_us, self.lag_us = saved.last_frame_at_us, saved.lag_us
+        self.state, self._resumed = ViewState.UNKNOWN, saved.state
+
+    def confirm(self, now_us: int) -> None:
+        """The process that published its last frame is there still: it is as it was."""
+        if self._resumed is None or self.last_sequence is None:
+            return
+        self._show()
+        self.heard_at_us = now_us
+        at_us = self.last_frame_at_us or now_us
+        self._shelves.progress(self.last_sequence, at_us, _STATE_NUMBERS[self.state])
+
+    def _show(self) -> None:
+        if self._resumed is not None:
+            self.state, self._resumed = self._resumed, None
+            self._spaces.changes += 1
 
     # ---- frames
 
@@ -160,6 +237,7 @@ class EngineView:
         """Take a frame in; `now_us` is when it came, in microseconds since 1970."""
         digest = xxh3_64_intdigest(payload)
         if self._recent.get(number) == digest:
+            self.confirm(now_us)
             self._heard(now_us)
             self._repeated += 1
             return Taken(Order.AGAIN)
@@ -203,7 +281,7 @@ class EngineView:
 
     def close(self) -> None:
         """The engine is not registered any more: nothing of it is in the index."""
-        self._shelves.begin(self.epoch, same_process=False)
+        self._begin(same_process=False)
         self.state = ViewState.PENDING
 
     def status(self) -> ViewStatus:
@@ -224,7 +302,7 @@ class EngineView:
             events=dict(self._events),
             skipped_types=dict(self._skipped),
             unknown_fields=dict(self._unknown_fields),
-            blocks=shelves.blocks(),
+            blocks={} if self.awaits_proof else shelves.blocks(),
             groups=dict(shelves.groups),
             other_block_tokens=self._other_block_tokens,
             byte_names=self._byte_names,
@@ -237,6 +315,7 @@ class EngineView:
             last_event_at_us=self._last_event_at_us,
             publisher_at_us=self._publisher_at_us,
             lag_us=self.lag_us,
+            awaits_proof=self.awaits_proof,
         )
 
     # ---- inside
@@ -254,18 +333,24 @@ class EngineView:
     def _order(self, order: Order, lost: int) -> None:
         self._lost_frames += lost
         if order is Order.NEW_EPOCH:
-            self._shelves.begin(self.epoch, same_process=False)
+            self._begin(same_process=False)
             self.state = ViewState.UNKNOWN if lost else ViewState.LIVE
         elif lost:
             self._doubt()
         elif self.state is ViewState.PENDING:
-            self._shelves.begin(self.epoch, same_process=False)
+            self._begin(same_process=False)
             self.state = ViewState.LIVE
+        else:
+            self._show()
 
     def _doubt(self) -> None:
         """Nothing is known to be there: its streams are closed, new ones open as it stores."""
-        self._shelves.begin(self.epoch, same_process=True)
+        self._begin(same_process=True)
         self.state = ViewState.UNKNOWN
+
+    def _begin(self, *, same_process: bool) -> None:
+        self._resumed = None
+        self._shelves.begin(self.epoch, same_process=same_process)
 
     def _apply(self, batch: Batch, now_us: int) -> None:
         if batch.at_s > 0:
@@ -294,7 +379,9 @@ class EngineView:
                 self._note_hashes(event)
 
     def _note_hashes(self, event: Stored | Removed) -> None:
-        self._byte_names += bool(event.hashes) and isinstance(event.hashes[0], bytes)
+        hashes = event.hashes
+        if not isinstance(hashes, PackedHashes) and hashes and isinstance(hashes[0], bytes):
+            self._byte_names += 1
         if isinstance(event, Stored) and event.block_size not in (0, self.spec.block_tokens):
             self._other_block_tokens = event.block_size
 

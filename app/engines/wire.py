@@ -8,14 +8,14 @@ What is unknown is counted and passed over; what is known and does not fit refus
 since nobody can tell what of the engine's cache was told in it.
 """
 
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import msgspec
 
 from app.engines.events import Batch, Event
 from app.engines.fields import Fields, WireError, plain, whole_number
+from app.engines.usual import usual
 from app.engines.variants import cleared, removed, stored
 from nexuskv_core import msgpack_batch
 
@@ -56,23 +56,27 @@ def decode_batch(payload: bytes) -> Batch:
     at_s, found, dp_rank = _left_packed(payload) or _opened(plain(msgspec.Raw(payload)))
     if len(found) > MAX_EVENTS:
         raise WireError(f"{len(found)} events in a frame, at most {MAX_EVENTS}")
-    skipped: Counter[str] = Counter()
-    unknown: Counter[str] = Counter()
-    events = []
+    skipped: dict[str, int] = {}
+    unknown: dict[str, int] = {}
+    events: list[Event] = []
     for each in found:
-        fields = _fields(each)
-        event = _event(fields, skipped)
-        if event is not None:
-            events.append(event)
+        named = _named(each)
+        event: Event | None = usual(named)
+        if event is None:
+            fields = Fields(named)
+            event = _event(fields, skipped)
+            if event is None:
+                continue
             _count(unknown, fields.unread())
-    if dp_rank is None and len(found) == 1 and isinstance(found[0], Mapping):
+        events.append(event)
+    if dp_rank is None and len(found) == 1 and isinstance(found[0], dict):
         dp_rank = plain(found[0].get("dp_rank"))
     return Batch(
         at_s=at_s,
         events=tuple(events),
         dp_rank=None if dp_rank is None else whole_number(dp_rank, "dp_rank", 0, 2**31),
-        skipped_types=dict(skipped),
-        unknown_fields=dict(unknown),
+        skipped_types=skipped,
+        unknown_fields=unknown,
     )
 
 
@@ -88,13 +92,13 @@ def _left_packed(payload: bytes) -> tuple[float, Sequence[Any], Any] | None:
 
 def _opened(outer: Any) -> tuple[float, Sequence[Any], Any]:
     """When, which events, and of which rank."""
-    if isinstance(outer, Mapping):
+    if isinstance(outer, dict):
         # One envelope, in milliseconds.
         at_ms = outer.get("timestamp")
         return (_number(at_ms) or 0.0) / 1000, [outer], None
     if not isinstance(outer, list):
         raise WireError(f"a batch is an array or a map, not {type(outer).__name__}")
-    if all(isinstance(each, Mapping) for each in outer):
+    if all(isinstance(each, dict) for each in outer):
         return 0.0, outer, None
     at_s = _number(outer[0])
     if at_s is None or len(outer) < 2 or not isinstance(outer[1], list):
@@ -102,9 +106,9 @@ def _opened(outer: Any) -> tuple[float, Sequence[Any], Any]:
     return at_s, outer[1], outer[2] if len(outer) > 2 else None
 
 
-def _fields(event: Any) -> Fields:
-    if isinstance(event, Mapping):
-        return Fields(event)
+def _named(event: Any) -> dict[Any, Any]:
+    if isinstance(event, dict):
+        return event
     kind = plain(event[0]) if isinstance(event, list) and event else None
     if not isinstance(kind, str):
         raise WireError("an event is a map with its type, or an array that begins with it")
@@ -113,14 +117,14 @@ def _fields(event: Any) -> Fields:
     for number, value in enumerate(event[1:]):
         # Beyond the names that there are, a place is the name.
         name = names[number] if number < len(names) else f"[{number + 1}]"
-        if name == "lora_name" and isinstance(plain(value), Mapping):
+        if name == "lora_name" and isinstance(plain(value), dict):
             named |= plain(value)
         else:
             named[name] = value
-    return Fields(named)
+    return named
 
 
-def _event(fields: Fields, skipped: Counter[str]) -> Event | None:
+def _event(fields: Fields, skipped: dict[str, int]) -> Event | None:
     kind = fields.text("type") or fields.text("event_type")
     if kind is None:
         raise WireError("an event without a type")
@@ -132,10 +136,11 @@ def _event(fields: Fields, skipped: Counter[str]) -> Event | None:
     return read(fields)
 
 
-def _count(counter: Counter[str], names: Sequence[str]) -> None:
+def _count(counter: dict[str, int], names: Sequence[str]) -> None:
     for name in names:
         short = name[:_MAX_NAME_CHARS]
-        counter[short if short in counter or len(counter) < MAX_NAMES else OTHER_NAMES] += 1
+        kept = short if short in counter or len(counter) < MAX_NAMES else OTHER_NAMES
+        counter[kept] = counter.get(kept, 0) + 1
 
 
 def _number(value: Any) -> float | None:

@@ -18,8 +18,7 @@ def upgrade() -> None:
     op.execute("ALTER TABLE state DROP CONSTRAINT ck_state_token_count")
     # Wider than the one before, so rows need not be looked at.
     op.execute(
-        "ALTER TABLE state ADD CONSTRAINT ck_state_token_count"
-        " CHECK (token_count >= 0) NOT VALID"
+        "ALTER TABLE state ADD CONSTRAINT ck_state_token_count CHECK (token_count >= 0) NOT VALID"
     )
 
 
@@ -28,6 +27,5 @@ def downgrade() -> None:
     op.execute("SET LOCAL statement_timeout = '60s'")
     op.execute("ALTER TABLE state DROP CONSTRAINT ck_state_token_count")
     op.execute(
-        "ALTER TABLE state ADD CONSTRAINT ck_state_token_count"
-        " CHECK (token_count >= 1) NOT VALID"
+        "ALTER TABLE state ADD CONSTRAINT ck_state_token_count CHECK (token_count >= 1) NOT VALID"
     )

@@ -80,6 +80,18 @@ def test_an_address_that_cannot_be_used(invoke: Invoke, command, listen, says) -
     assert says in refusal(invoke(command, "--listen", listen))
 
 
+@pytest.mark.parametrize(
+    ("args", "says"),
+    [
+        (["--reader-listen", "127.0.0.1:0"], "--workers 2 or more"),
+        (["--workers", "2", "--reader-listen", "nonsense"], "--reader-listen must be HOST:PORT"),
+        (["--workers", "2", "--reader-listen", "127.0.0.1:65535"], "--reader-listen must be"),
+    ],
+)
+def test_addresses_of_readers_that_cannot_be_used(invoke: Invoke, args, says) -> None:
+    assert says in refusal(invoke("serve", "--listen", "127.0.0.1:0", *args))
+
+
 @pytest.mark.parametrize("command", ["serve", "up"])
 def test_a_taken_port(invoke: Invoke, command) -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:

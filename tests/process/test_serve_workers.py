@@ -14,12 +14,14 @@ import pytest
 from tests.engines.publisher import publishing, tokens_of
 from tests.engines.rig import BLOCK, prompt, told
 from tests.engines.wires import CLEARED, packed
-from tests.fixtures.service import make_key
-from tests.fixtures.wire import lookup_body, new_tenant, register, registration
+from tests.fixtures.database import TestServer, drop_or_fail
+from tests.fixtures.service import SECRET, make_key
+from tests.fixtures.wire import matched, new_tenant, register, registration
 from tests.process.command import Command
+from tests.process.test_serve import fixture_file
 from tests.process.waiting import until
 
-READERS = 3
+READERS = 2
 MODEL = "pooled"
 LONG = prompt(6)
 
@@ -80,15 +82,31 @@ class Pooled:
         return {name: float(value) for name, _, value in series}
 
 
+OPTIONS = ("--workers", str(READERS), "--reader-listen", "127.0.0.1:0")
+
+
+@pytest.fixture(scope="module")
+def running(
+    test_server: TestServer, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Command, str]]:
+    """One for all tests that leave it as they found it, and a key."""
+    name, url = test_server.clone()
+    directory = tmp_path_factory.mktemp("pool")
+    ready = ("--ready-file", str(directory / "ready.json"))
+    env = {"NEXUSKV_DATABASE_URL": url, "NEXUSKV_HANDLE_SECRET": SECRET}
+    command = Command(directory, "serve", "--listen", "127.0.0.1:0", *ready, *OPTIONS, env=env)
+    yield command, make_key(url)
+    exit_code = command.end()
+    command.discard()
+    drop_or_fail(test_server, name)
+    assert exit_code == 0, command.stderr
+    assert "Traceback" not in command.stderr
+
+
 @pytest.fixture
-def pooled(serve: Callable[..., Command], database_url: str, place: Path) -> Iterator[Pooled]:
-    options = ("--workers", str(READERS), "--reader-listen", "127.0.0.1:0")
-    # What is left behind would be found there.
-    command = serve(*options, env={"TMPDIR": str(place)})
+def pooled(running: tuple[Command, str]) -> Iterator[Pooled]:
     with ExitStack() as stack:
-        yield Pooled(command, make_key(database_url), stack)
-        if command.process.poll() is None:
-            assert command.end() == 0, command.stderr
+        yield Pooled(*running, stack)
 
 
 def gone(pid: int) -> bool:
@@ -100,6 +118,7 @@ def gone(pid: int) -> bool:
 
 
 def test_what_is_written_at_one_reader_is_known_to_all_when_it_is_answered(pooled: Pooled) -> None:
+    before = [pooled.metrics(reader) for reader in range(READERS)]
     assert pooled.everywhere() == [("miss", "no_engine", 0)] * READERS
     for turn in range(6):
         name = f"engine-{turn}"
@@ -129,17 +148,24 @@ def test_what_is_written_at_one_reader_is_known_to_all_when_it_is_answered(poole
         assert [report["ok"] for report in reports] == [True] * READERS
         assert pooled.readers[here].delete(f"/v1/engines/{name}").status_code == 204
         assert pooled.everywhere() == [("miss", "no_engine", 0)] * READERS
-    counted = [pooled.metrics(reader) for reader in range(READERS)]
     series = 'nexuskv_index_forwarded_total{operation="push",result="%s"}'
-    assert sum(found[series % "ok"] for found in counted) == 18
-    assert sum(found[series % "refused"] for found in counted) == 6
+    counted = [pooled.metrics(reader) for reader in range(READERS)]
+    for result, times in (("ok", 18), ("refused", 6)):
+        assert (
+            sum(
+                found[series % result] - were[series % result]
+                for found, were in zip(counted, before, strict=True)
+            )
+            == times
+        )
     assert [found["nexuskv_index_writer_away"] for found in counted] == [0] * READERS
 
 
 def test_a_reader_that_hangs_delays_a_write_and_does_not_answer_by_what_was_before(
     pooled: Pooled,
 ) -> None:
-    hung = pooled.pids()[1]
+    hung, cut = pooled.pids()[1], "nexuskv_index_readers_cut_total"
+    before = pooled.metrics(1)[cut]
     os.kill(hung, signal.SIGSTOP)
     try:
         answers: list[dict[str, Any]] = []
@@ -155,13 +181,14 @@ def test_a_reader_that_hangs_delays_a_write_and_does_not_answer_by_what_was_befo
         ("unknown", "engine_not_live"),
     }
     until(lambda: pooled.match(0)["reason"] == "engine_not_live", "it follows again")
-    assert pooled.metrics(1)["nexuskv_index_readers_cut_total"] == 1
+    until(lambda: pooled.metrics(1)[cut] == before + 1, "it is counted")
 
 
 def test_a_writer_that_dies_leaves_answers_unknown_until_it_is_back(pooled: Pooled) -> None:
     with publishing(replay_parts=3) as publisher:
         places = {"endpoint": publisher.endpoint, "replay_endpoint": publisher.replay_endpoint}
-        assert pooled.register(0, "followed", **places).status_code == 201
+        registered = pooled.register(0, "followed", **places)
+        assert registered.status_code == 201, registered.text
         publisher.subscribed().send(6)
         tokens = tokens_of(6)
         hit = ("hit", 6 * BLOCK)
@@ -172,15 +199,14 @@ def test_a_writer_that_dies_leaves_answers_unknown_until_it_is_back(pooled: Pool
 
         until(lambda: [found(reader) for reader in range(READERS)] == [hit] * READERS, "a hit")
         register(pooled.readers[0], registration(pooled.tenant, "state"))
-        writer = pooled.pids()[0]
+        writer, found_again = pooled.pids()[0], "nexuskv_index_reconnects_total"
+        before = [pooled.metrics(reader)[found_again] for reader in range(READERS)]
         # Stopped first, it cannot be back before anybody has looked.
         os.kill(pooled.command.process.pid, signal.SIGSTOP)
         os.kill(writer, signal.SIGKILL)
         for reader, client in enumerate(pooled.readers):
             until(lambda: pooled.match(reader, tokens)["reason"] == "index_away", "away")  # noqa: B023
-            looked = client.post("/locus/v1/lookup", json=lookup_body(pooled.tenant))
-            assert looked.status_code == 200
-            assert looked.json()["match"]
+            assert matched(client, pooled.tenant) is not None
             for path in ("/v1/engines", "/v1/doctor"):
                 refused = client.get(path)
                 assert (refused.status_code, refused.json()["code"]) == (503, "index_away")
@@ -193,11 +219,10 @@ def test_a_writer_that_dies_leaves_answers_unknown_until_it_is_back(pooled: Pool
         until(lambda: [found(reader) for reader in range(READERS)] == [hit] * READERS, "hits again")
         until(lambda: pooled.pids()[0] != writer, "the ready file names the new writer")
         publisher.send()
-        until(lambda: pooled.match(2, tokens_of(7))["matched_tokens"] == 7 * BLOCK, "the next one")
+        until(lambda: pooled.match(1, tokens_of(7))["matched_tokens"] == 7 * BLOCK, "the next one")
         assert pooled.register(1, "too-early").status_code == 201
-        assert [pooled.metrics(n)["nexuskv_index_reconnects_total"] for n in range(READERS)] == [
-            1
-        ] * 3
+        now = [pooled.metrics(reader)[found_again] for reader in range(READERS)]
+        assert now == [times + 1 for times in before]
 
 
 def test_a_reader_that_dies_is_started_again_and_nobody_else_notices(pooled: Pooled) -> None:
@@ -215,40 +240,51 @@ def test_a_reader_that_dies_is_started_again_and_nobody_else_notices(pooled: Poo
             if httpx.get(url + "/livez").status_code != 200:
                 wrong.append("livez")
 
-    askers = [threading.Thread(target=ask, args=[reader]) for reader in (1, 2)]
-    for asker in askers:
-        asker.start()
+    asker = threading.Thread(target=ask, args=[1])
+    asker.start()
     before = pooled.processes()
     os.kill(before[1]["pid"], signal.SIGKILL)
     until(lambda: pooled.pids()[1] != before[1]["pid"], "another process")
     until(lambda: pooled.match(0)["result"] == "hit", "it knows what the others know")
     ended.set()
-    for asker in askers:
-        asker.join()
+    asker.join()
     assert not wrong
     now = pooled.processes()
     assert [one["pid"] for one in now[2:]] == [one["pid"] for one in before[2:]]
     assert now[1]["url"] == before[1]["url"]
 
 
-def test_nothing_is_left_of_a_command_that_is_killed(pooled: Pooled) -> None:
-    pids = pooled.pids()
-    pooled.command.process.kill()
-    pooled.command.wait()
+def start(serve: Callable[..., Command], place: Path, *more: str) -> tuple[Command, list[int]]:
+    """One that may come to harm, and its children."""
+    # What is left behind would be found there.
+    command = serve(*OPTIONS, *more, env={"TMPDIR": str(place)})
+    return command, [process["pid"] for process in command.ready()["processes"]]
+
+
+def test_nothing_is_left_of_a_command_that_is_killed(serve, place) -> None:
+    command, pids = start(serve, place)
+    command.process.kill()
+    command.wait()
     until(lambda: all(gone(pid) for pid in pids), "all have ended", within_s=30)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_all_in_order(pooled: Pooled, place: Path, number: signal.Signals) -> None:
-    assert pooled.register(0, "to-the-end").status_code == 201
-    pids = pooled.pids()
-    assert pooled.command.end(number) == 0, pooled.command.stderr
+def test_all_know_the_fixtures_when_it_is_ready_and_a_signal_ends_all(
+    serve, place, database_url
+) -> None:
+    tenant = new_tenant()
+    fixture = fixture_file(place / "one.json", registration(tenant, "one"))
+    command, pids = start(serve, place, "--fixture", str(fixture))
+    with ExitStack() as stack:
+        for reader in Pooled(command, make_key(database_url), stack).readers:
+            assert matched(reader, tenant) is not None
+    assert len(set(pids)) == READERS + 1
+    assert command.end() == 0, command.stderr
     assert all(gone(pid) for pid in pids)
     assert not list(place.glob("nexuskv-*"))
-    assert "Traceback" not in pooled.command.stderr
+    assert "Traceback" not in command.stderr
 
 
-def test_a_reader_that_cannot_start_ends_the_command(serve: Callable[..., Command]) -> None:
+def test_readers_that_cannot_start_end_the_command(serve) -> None:
     command = serve("--workers", "2", env={"NEXUSKV_HANDLE_SECRET": "short"})
     assert command.wait() == 1
     assert "at least 32 characters" in command.stderr
