@@ -458,7 +458,7 @@ cdef object numbers_at(const uint8_t** at, const uint8_t* end, size_t width):
 cdef object event_of(const uint8_t** at, const uint8_t* end):
     """A map as a dict, an array as a list; None, and NULL in `at`, for anything else."""
     cdef uint32_t count = 0
-    cdef uint32_t i
+    cdef uint32_t i, _i
     cdef Py_ssize_t length = 0
     cdef const uint8_t* p = container(at[0], end, 0x80, 0xde, &count)
     cdef const uint8_t* text
@@ -467,7 +467,7 @@ cdef object event_of(const uint8_t** at, const uint8_t* end):
     cdef str name
     if p != NULL and count <= MAX_FIELDS:
         fields = {}
-        for i in range(count):
+        for _i in range(count):
             text = text_of(p, end, 0xd9, &length)
             if text == NULL or text + length == end:
                 at[0] = NULL
@@ -499,14 +499,15 @@ def msgpack_batch(data, uint32_t max_events):
     """`[when, events, rank]` read to the ends of its events: (when, events, rank).
 
     An event is a dict or a list. In it long lists of numbers are buffers, lists of nulls alone are
-    tuples, other lists and maps still msgpack (`msgspec.Raw`). None for what has another form, or more events, or is no msgpack.
+    tuples, other lists and maps still msgpack (`msgspec.Raw`). None for what has another form, or
+    more events, or is no msgpack.
     """
     cdef Py_buffer view
     cdef const uint8_t* p
     cdef const uint8_t* end
     cdef uint32_t parts = 0
     cdef uint32_t count = 0
-    cdef uint32_t i
+    cdef uint32_t _i
     cdef object when
     cdef object rank = None
     cdef list events = []
@@ -522,7 +523,7 @@ def msgpack_batch(data, uint32_t max_events):
         p = container(p, end, 0x90, 0xdc, &count)
         if p == NULL or count > max_events:
             return None
-        for i in range(count):
+        for _i in range(count):
             events.append(event_of(&p, end))
             if p == NULL:
                 return None
