@@ -2,6 +2,7 @@
 
 from array import array
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
@@ -189,12 +190,12 @@ class EngineMatcher:
         if len(plan.spaces) != 1 or (self._away is not None and self._away()):
             return None
         _, _, (block, width), scope_key, first = plan.spaces[0]
-        if width != 1 or first is not None:
-            return None
         words = tokens if isinstance(tokens, TokenText) else memoryview(tokens).cast("I")
-        try:
-            segments = self._core.find(chain(scope_key, words, block))
-        except BusyError:
+        segments = None
+        if width == 1 and first is None:
+            with suppress(BusyError):
+                segments = self._core.find(chain(scope_key, words, block))
+        if segments is None:
             return None
         spots = plan.asked.spots
         found: dict[EngineKey, tuple[Seen, Reach]] = {}

@@ -1,6 +1,8 @@
 """Queries over HTTP: `/v1/match`, and the interface that indexers have in common."""
 
 import base64
+import json
+import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,7 +12,9 @@ from uuid import uuid4
 import httpx
 import pytest
 
+from app.bridge.http import HELD_S
 from app.control.keys import Scope
+from tests.bridge.test_at_once import ask, connection
 from tests.engines.rig import BLOCK, prompt, told
 from tests.engines.wires import packed, stored
 from tests.fixtures.service import ServiceProcess
@@ -291,3 +295,42 @@ def test_media_without_a_tier_of_their_own_count_as_the_farthest(
     assert answer.json()[fleet.tenant][name] == {
         "longest_matched": 8, "GPU": 8, "DP": {"0": 8}, "CPU": 0, "DISK": 8,
     }  # fmt: skip
+
+
+def test_a_query_in_pieces_is_answered_like_a_whole_one(
+    fleet: Fleet, service: ServiceProcess
+) -> None:
+    key = service.key(Scope.STATES_READ, tenants=(fleet.tenant,))
+    listed = json.dumps({"model_name": fleet.model, "token_ids": LONG, "lora_name": ""}).encode()
+    nested = json.dumps(
+        {"model_name": fleet.model, "x": {"token_ids": [7]}, "token_ids": LONG}
+    ).encode()
+    path, with_model = "/indexer/query", f"/indexer/query?model_name={fleet.model}"
+    asked = (
+        (path, "application/json", listed),
+        (path, "application/json", nested),
+        (path, "application/json", listed + b" " * 70_000),
+        (with_model, "application/octet-stream", PACKED),
+    )
+    answers = []
+    for target, media, body in asked:
+        head = (
+            f"POST {target} HTTP/1.1\r\nhost: 127.0.0.1\r\nauthorization: Bearer {key}\r\n"
+            f"content-type: {media}\r\ncontent-length: {len(body)}\r\n\r\n"
+        ).encode()
+        ways = ([head + body], [head, body], [head + body[:9], body[9:40], body[40:]])
+        with connection(service) as sock:
+            for pieces in ways:
+                for piece in pieces[:-1]:
+                    sock.sendall(piece)
+                    time.sleep(0.02)
+                (answer,) = ask(sock, pieces[-1])
+                answers.append(answer)
+            # Slower than is waited for without a task; and the connection goes on.
+            sock.sendall(head + body[:9])
+            time.sleep(HELD_S * 2)
+            answers += ask(sock, body[9:] + head + body, answers=2)
+    assert {status for status, _, _ in answers} == {200}
+    assert {headers["x-nexuskv-match"] for _, headers, _ in answers} == {"hit"}
+    assert len({body for _, _, body in answers}) == 1
+    assert json.loads(answers[0][2])["scores"] == {fleet.near: {"0": 16}, fleet.far: {"0": 8}}
