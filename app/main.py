@@ -11,6 +11,7 @@ from starlette.types import Receive, Scope, Send
 from app.api import include_routers
 from app.api.engine_openapi import add_engines
 from app.api.indexer_errors import IndexerErrorsMiddleware
+from app.api.match_states import States
 from app.api.openapi import add_policies, add_states
 from app.api.queries import AtOnce, Queries
 from app.api.query_openapi import add_queries
@@ -107,8 +108,9 @@ def create_app(
         clock=clock,
         ids=ids,
     )
+    states = States(services.index, services.sync.freshness)
     app.queries = Queries(
-        services.access, services.matcher, metrics=services.metrics, clock=clock, ids=ids
+        services.access, services.matcher, states, metrics=services.metrics, clock=clock, ids=ids
     )
     app.at_once = {LOOKUP_PATH: app.bridge.lookup_at_once, **app.queries.at_once()}
     include_routers(app, services)

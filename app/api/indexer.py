@@ -28,7 +28,8 @@ from app.api.match import media_type_of, packed_parameters
 from app.api.match_wire import PACKED_TYPE
 from app.control.keys import Principal
 from app.dependencies import Admin, ServicesDep, StatesReader
-from app.engines.matching import HIT, MISS, UNKNOWN, EngineMatcher, Reached
+from app.engines.answers import HIT, MISS, UNKNOWN, Reached
+from app.engines.matching import EngineMatcher
 from app.engines.plans import KnownView, Seen
 from app.engines.reach import Reach, Tier
 from app.engines.registration import EngineKey

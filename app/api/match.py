@@ -8,11 +8,13 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.declared import errors_of
 from app.api.match_schemas import MatchQueries, MatchResults
+from app.api.match_states import StateCandidates, States
 from app.api.match_wire import PACKED_TYPE, Asked, decode_json, decode_packed
 from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.dependencies import ServicesDep, StatesReader
-from app.engines.matching import EngineMatcher, Match
+from app.engines.answers import Match
+from app.engines.matching import EngineMatcher
 from app.errors import ErrorCode, NexusError
 
 MATCH_PATH: Final = "/v1/match"
@@ -24,6 +26,13 @@ class MatchAnswers(msgspec.Struct, frozen=True, gc=False):
     """The body of an answer; see `app.api.match_schemas`."""
 
     results: list[Match]
+
+
+class MatchAndStates(msgspec.Struct, frozen=True, gc=False):
+    """Likewise, where a query asked for registered states."""
+
+    results: list[Match]
+    states: list[StateCandidates | None]
 
 
 def match_router() -> APIRouter:
@@ -57,6 +66,7 @@ async def match_prompts(
     `application/octet-stream`, with the query's other fields in the URL.
     """
     body = answer_match(
+        States(services.index, services.sync.freshness),
         services.matcher,
         principal,
         media_type_of(request.scope["headers"]),
@@ -68,6 +78,7 @@ async def match_prompts(
 
 
 def answer_match(  # noqa: PLR0917 - a request's parts in their order
+    states: States,
     matcher: EngineMatcher,
     principal: Principal,
     media_type: bytes,
@@ -84,7 +95,10 @@ def answer_match(  # noqa: PLR0917 - a request's parts in their order
     if principal.tenants is not None:
         for one in asked:
             require_tenant(principal, one.wanted.tenant)
-    return _encode(MatchAnswers([matched(matcher, one, now_us) for one in asked]))
+    results = [matched(matcher, one, now_us) for one in asked]
+    if any(one.states is not None for one in asked):
+        return _encode(MatchAndStates(results, [states.matched(one) for one in asked]))
+    return _encode(MatchAnswers(results))
 
 
 def matched(matcher: EngineMatcher, asked: Asked, now_us: int) -> Match:

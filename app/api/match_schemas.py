@@ -4,6 +4,7 @@ The hot path decodes with `app.api.match_wire`; a test holds both to the same ac
 """
 
 from typing import Annotated, Any, Literal, Self
+from uuid import UUID
 
 from pydantic import BaseModel, ConfigDict, Field, StrictInt, StrictStr, model_validator
 
@@ -32,6 +33,16 @@ AnyText = Annotated[StrictStr, Field(max_length=MAX_TEXT_CHARS, pattern=r"^[^\x0
 Token = Annotated[StrictInt, Field(ge=0, le=2**32 - 1)]
 HashText = Annotated[StrictStr, Field(pattern=HASH_PATTERN)]
 HashNumber = Annotated[StrictInt, Field(ge=-(2**63), le=2**64 - 1)]
+
+
+class StateScope(BaseModel):
+    """Which registered states are meant, beside tenant and model."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    namespace: Tenant = "default"
+    engine_family: Tenant
+    semantic_type: Tenant
 
 
 class MatchQuery(BaseModel):
@@ -66,6 +77,11 @@ class MatchQuery(BaseModel):
     )
     block_tokens: Annotated[StrictInt, Field(ge=1, le=MAX_BLOCK_TOKENS)] | None = Field(
         None, description="With `hashes`: only blocks of so many tokens."
+    )
+    states: StateScope | None = Field(
+        None,
+        description="With tokens: registered states of this scope are looked for as well, to the "
+        "exact token. What is compatible, a lookup says.",
     )
 
     @model_validator(mode="after")
@@ -113,6 +129,30 @@ class CandidateView(BaseModel):
     gap: bool = Field(description="Frames are missing: it may hold more than is known.")
 
 
+class StateView(BaseModel):
+    """A registered state that shares a usable extent with the prompt."""
+
+    source: Literal["state"] = Field(description="Registered.")
+    state_id: UUID
+    entry_id: str
+    generation: int
+    tier: str
+    locator: str
+    worker: str | None = Field(description="The worker that holds it, where the locator names one.")
+    matched_tokens: int
+    classification: Literal["exact", "prefix", "partial"]
+
+
+class StatesView(BaseModel):
+    """Registered states, the longest first."""
+
+    freshness: Literal["current", "loading", "behind"] = Field(
+        description="Only `current` says that there are no others."
+    )
+    candidates: list[StateView] = Field(description="At most 64.")
+    left_off: int = Field(description="At least so many were left off.")
+
+
 class EnginesView(BaseModel):
     """The engines of the model that the tenant may see, by state."""
 
@@ -126,11 +166,11 @@ class EnginesView(BaseModel):
 class MatchView(BaseModel):
     """One answer. `unknown` is not a miss: an engine that is not live may have the prompt."""
 
-    result: Literal["hit", "miss", "unknown"]
+    result: Literal["hit", "miss", "unknown"] = Field(description="Of engines' blocks.")
     reason: (
         Literal[
             "no_engine", "not_cached", "unknown_attention_kind",
-            "engine_not_live", "too_many_spaces", "index_busy",
+            "engine_not_live", "too_many_spaces", "index_busy", "index_away",
         ]
         | None
     ) = Field(description="Why it is no hit.")  # fmt: skip
@@ -145,3 +185,7 @@ class MatchResults(BaseModel):
     """One answer for each query, in order."""
 
     results: list[MatchView]
+    states: list[StatesView | None] | None = Field(
+        None,
+        description="For each query in order, null where it asked for none; absent if all did.",
+    )

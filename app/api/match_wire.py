@@ -21,6 +21,7 @@ from app.engines.matching import Tokens
 from app.engines.plans import Filter
 from app.engines.spaces import Extra, name_of
 from app.errors import ErrorCode, FieldError, NexusError
+from app.index.registered import ScopeIdentity
 from app.problem_fields import field_errors
 from app.settings import MAX_QUERY_TOKENS
 from nexuskv_core import TokenText
@@ -43,6 +44,12 @@ AnyText = Annotated[str, msgspec.Meta(max_length=schemas.MAX_TEXT_CHARS, pattern
 BlockTokens = Annotated[int, msgspec.Meta(ge=1, le=schemas.MAX_BLOCK_TOKENS)]
 
 
+class ScopeBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
+    engine_family: Tenant
+    semantic_type: Tenant
+    namespace: Tenant = "default"
+
+
 class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
     tenant: Tenant
     model: Text
@@ -56,6 +63,7 @@ class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     tokens_b64: Annotated[str, msgspec.Meta(max_length=schemas.MAX_B64_CHARS)] | None = None
     hashes: Annotated[list[int | str], msgspec.Meta(max_length=MAX_HASHES)] | None = None
     block_tokens: BlockTokens | None = None
+    states: ScopeBody | None = None
 
 
 class QueriesBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=False):
@@ -70,6 +78,8 @@ class Asked(NamedTuple):
     names: list[int] | None = None
     extra_keys: Sequence[Extra | None] | None = None
     block_tokens: int | None = None
+    # Of the registered states that are looked for as well.
+    states: ScopeIdentity | None = None
 
 
 _decoder = msgspec.json.Decoder(QueriesBody)
@@ -183,6 +193,8 @@ def _asked(query: QueryBody, at: str) -> Asked:
         raise field_error(at, ErrorCode.INVALID_FIELD, "one of tokens, tokens_b64 and hashes")
     wanted = _wanted(query)
     if query.hashes is not None:
+        if query.states is not None:
+            raise field_error(f"{at}/states", ErrorCode.INVALID_FIELD, "only with tokens")
         names = names_from(query.hashes, f"{at}/hashes")
         return Asked(wanted, None, names, block_tokens=query.block_tokens)
     tokens: Tokens
@@ -202,7 +214,7 @@ def _asked(query: QueryBody, at: str) -> Asked:
         except WireError as error:
             pointer = f"{at}/extra_keys"
             raise field_error(pointer, ErrorCode.INVALID_FIELD, str(error)) from None
-    return Asked(wanted, tokens, None, extra_keys)
+    return Asked(wanted, tokens, None, extra_keys, states=_scope(query))
 
 
 def _wanted(query: QueryBody) -> Filter:
@@ -214,6 +226,15 @@ def _wanted(query: QueryBody) -> Filter:
         query.lora,
         query.cache_salt,
         query.instance_id,
+    )
+
+
+def _scope(query: QueryBody) -> ScopeIdentity | None:
+    scope = query.states
+    if scope is None:
+        return None
+    return ScopeIdentity(
+        query.tenant, scope.namespace, query.model, scope.engine_family, scope.semantic_type
     )
 
 

@@ -12,6 +12,7 @@ from starlette.types import Receive, Scope, Send
 from app.api.indexer import BY_HASH_PATH, QUERY_PATH, answer_query, answer_query_by_hash
 from app.api.indexer_errors import error_response
 from app.api.match import MATCH_PATH, answer_match, media_type_of
+from app.api.match_states import States
 from app.clock import Clock, IdSource
 from app.control.auth import Access, require_scope
 from app.control.keys import Principal
@@ -35,6 +36,7 @@ log = structlog.get_logger("nexuskv.queries")
 
 
 def _answer_match(  # noqa: PLR0917 - a request's parts in their order
+    states: States,
     matcher: EngineMatcher,
     principal: Principal,
     media_type: bytes,
@@ -42,14 +44,10 @@ def _answer_match(  # noqa: PLR0917 - a request's parts in their order
     body: bytes,
     now_us: int,
 ) -> tuple[bytes, Headers]:
-    return answer_match(matcher, principal, media_type, query, body, now_us), []
+    return answer_match(states, matcher, principal, media_type, query, body, now_us), []
 
 
-_ANSWERS: Final[Mapping[str, Answer]] = {
-    MATCH_PATH: _answer_match,
-    QUERY_PATH: answer_query,
-    BY_HASH_PATH: answer_query_by_hash,
-}
+_PATHS: Final = frozenset({MATCH_PATH, QUERY_PATH, BY_HASH_PATH})
 
 
 class Queries:
@@ -59,6 +57,7 @@ class Queries:
         self,
         access: Access,
         matcher: EngineMatcher,
+        states: States,
         *,
         metrics: HttpObserver,
         clock: Clock,
@@ -66,6 +65,11 @@ class Queries:
     ) -> None:
         self._access = access
         self._matcher = matcher
+        self._answers: Mapping[str, Answer] = {
+            MATCH_PATH: partial(_answer_match, states),
+            QUERY_PATH: answer_query,
+            BY_HASH_PATH: answer_query_by_hash,
+        }
         self._metrics = metrics
         self._clock = clock
         self._ids = ids
@@ -73,11 +77,11 @@ class Queries:
     @staticmethod
     def serve(scope: Scope) -> bool:
         """Whether a request of HTTP is one of these."""
-        return scope["path"] in _ANSWERS and scope["method"] == "POST"
+        return scope["path"] in _PATHS and scope["method"] == "POST"
 
     def at_once(self) -> dict[bytes, AtOnce]:
         """For each path what answers it, or says None where this application must."""
-        return {path.encode(): partial(self._at_once, path) for path in _ANSWERS}
+        return {path.encode(): partial(self._at_once, path) for path in self._answers}
 
     def _at_once(
         self, path: str, query: bytes, headers: Sequence[tuple[bytes, bytes]], body: bytes
@@ -87,7 +91,7 @@ class Queries:
         if principal is None or not principal.allows(KeyScope.STATES_READ):
             return None
         try:
-            answer, more = _ANSWERS[path](
+            answer, more = self._answers[path](
                 self._matcher, principal, media_type_of(headers), query, body, self._clock.now_us()
             )
         except Exception:  # noqa: BLE001 - asked once more, and answered with what went wrong
@@ -105,7 +109,7 @@ class Queries:
             principal = self._known(headers) or await self._access.authenticate(scope)
             require_scope(principal, KeyScope.STATES_READ)
             body = await read_body(scope, receive)
-            answer, more = _ANSWERS[path](
+            answer, more = self._answers[path](
                 self._matcher,
                 principal,
                 media_type_of(headers),

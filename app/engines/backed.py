@@ -14,7 +14,8 @@ from app.contract.enums import MatchClassification
 from app.contract.findings import refusal
 from app.contract.registration import inconsistencies
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
-from app.engines.matching import HIT, UNKNOWN, EngineMatcher, Match
+from app.engines.answers import HIT, UNKNOWN, Match
+from app.engines.matching import EngineMatcher
 from app.engines.plans import Filter
 from app.engines.registration import EngineKey, EngineSpec
 from app.errors import ErrorCode, FieldError, NexusError

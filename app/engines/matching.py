@@ -7,6 +7,16 @@ from typing import Final, NamedTuple, TypeAlias
 
 import msgspec
 
+from app.engines.answers import (
+    HIT,
+    UNKNOWN,
+    Candidate,
+    Engines,
+    Match,
+    Reached,
+    no_hit,
+    nothing_known,
+)
 from app.engines.plans import Asked, EngineViews, Filter, Plan, Planner, Seen, Space, Spot
 from app.engines.reach import Held, Reach, Tier, TierReach, reach, tier_of
 from app.engines.registration import EngineKey
@@ -20,67 +30,9 @@ _PLACE_CACHE_ENTRIES: Final = 262_144
 # Of one plan; there are many.
 _SPOTS: Final = 16_384
 DEFAULT_STALE_AFTER_US: Final = 30_000_000
-HIT: Final = "hit"
-MISS: Final = "miss"
-UNKNOWN: Final = "unknown"
 # Little-endian u32 each, where they are bytes.
 Tokens = TokenText | bytes
 _Words: TypeAlias = "TokenText | memoryview[int]"
-
-
-class Candidate(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """A location that has a usable prefix, and what is known of its freshness."""
-
-    source: str = "engine"
-    instance_id: str
-    dp_rank: int
-    node: str | None
-    matched_tokens: int
-    block_tokens: int
-    tiers: dict[Tier, TierReach]
-    # The salt of the matched blocks: a request finds them only with it.
-    cache_salt: str | None
-    state: ViewState
-    epoch: int
-    last_sequence: int | None
-    # From the publisher's clock to ours for its last frame; None where it does not say.
-    lag_us: int | None
-    # Since its last frame.
-    age_us: int | None
-    gap: bool
-
-
-class Engines(msgspec.Struct, frozen=True, gc=False):
-    """How many were asked, and how many of them are in which state."""
-
-    asked: int
-    live: int
-    pending: int
-    unknown: int
-    stale: int
-
-
-class Match(msgspec.Struct, frozen=True, kw_only=True, gc=False):
-    """`result` is hit, miss or unknown; `reason` says why it is no hit.
-
-    Candidates have the longest first; `left_off` counts those beyond the limit.
-    """
-
-    result: str
-    reason: str | None
-    matched_tokens: int
-    query_tokens: int | None
-    candidates: list[Candidate]
-    left_off: int
-    engines: Engines
-
-
-class Reached(NamedTuple):
-    """What is usable where, the longest first; `asked` is how many engines were."""
-
-    result: str
-    asked: int
-    found: list[tuple[Seen, Reach]]
 
 
 class _Place(NamedTuple):
@@ -210,7 +162,7 @@ class EngineMatcher:
             found[key] = seen, Reach(reached, {tier: TierReach(reached, reached)})
         if not found:
             engines = self._engines(plan, now_us)
-            return Reached(_no_hit(engines, plan, busy=False, unusable=False)[0], engines.asked, [])
+            return Reached(no_hit(engines, plan, busy=False, unusable=False)[0], engines.asked, [])
         if len(found) > 1:
             ordered = sorted(found.items(), key=_farthest_first)[:MAX_CANDIDATES]
             return Reached(HIT, len(plan.seen), [one for _, one in ordered])
@@ -338,12 +290,12 @@ class EngineMatcher:
                 HIT, asked, [(seen[key], one) for key, (one, _) in ordered[:MAX_CANDIDATES]]
             )
         engines = self._engines(plan, now_us)
-        return Reached(_no_hit(engines, plan, busy=busy, unusable=unusable)[0], asked, [])
+        return Reached(no_hit(engines, plan, busy=busy, unusable=unusable)[0], asked, [])
 
     def _answer(self, search: _Search, now_us: int) -> Match:
         plan, found, count, busy = search
         if found is None:
-            return _nothing_known(plan, count)
+            return nothing_known(plan, count)
         ordered, unusable = self._best(plan, found)
         candidates = [
             self._candidate(plan.seen[key], reached, salt, now_us)
@@ -352,7 +304,7 @@ class EngineMatcher:
         engines = self._engines(plan, now_us)
         result, reason = HIT, None
         if not candidates:
-            result, reason = _no_hit(engines, plan, busy=busy, unusable=unusable)
+            result, reason = no_hit(engines, plan, busy=busy, unusable=unusable)
         return Match(
             result=result,
             reason=reason,
@@ -426,31 +378,6 @@ def _farthest_first(one: tuple[EngineKey, tuple[Seen, Reach]]) -> tuple[int, Eng
 
 def _longest_first(one: tuple[EngineKey, tuple[Reach, str | None]]) -> tuple[int, EngineKey]:
     return -one[1][0].tokens, one[0]
-
-
-def _nothing_known(plan: Plan, count: int | None) -> Match:
-    asked = len(plan.seen)
-    return Match(
-        result=UNKNOWN,
-        reason="index_away",
-        matched_tokens=0,
-        query_tokens=count,
-        candidates=[],
-        left_off=0,
-        engines=Engines(asked=asked, live=0, pending=0, unknown=asked, stale=0),
-    )
-
-
-def _no_hit(engines: Engines, plan: Plan, *, busy: bool, unusable: bool) -> tuple[str, str | None]:
-    if not engines.asked:
-        return MISS, "no_engine"
-    if busy:
-        return UNKNOWN, "index_busy"
-    if not plan.complete:
-        return UNKNOWN, "too_many_spaces"
-    if engines.live < engines.asked:
-        return UNKNOWN, "engine_not_live"
-    return MISS, "unknown_attention_kind" if unusable else "not_cached"
 
 
 def _pairs(tokens: _Words) -> _Words:

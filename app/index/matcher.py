@@ -31,7 +31,7 @@ _INTERNED_ENTRIES: Final = 65_536
 
 
 # Ids, first to last; the compiled index reads a buffer without an object per token.
-Tokens: TypeAlias = list[int] | TokenText
+Tokens: TypeAlias = "list[int] | TokenText | memoryview[int]"
 
 
 class Freshness(Enum):

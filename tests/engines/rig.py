@@ -4,7 +4,8 @@ from array import array
 from collections.abc import Sequence
 from typing import Any
 
-from app.engines.matching import EngineMatcher, Match
+from app.engines.answers import Match
+from app.engines.matching import EngineMatcher
 from app.engines.plans import Filter
 from app.engines.registration import EngineSpec
 from app.engines.spaces import Spaces

@@ -94,20 +94,29 @@ def test_several_tenants_by_salt_or_as_a_pool():
     check_consistent(spec(tenants=("t", "u"), pooled=True))
 
 
-def test_settings_of_the_environment():
+def test_settings_of_the_environment(tmp_path):
     found = engine_settings({})
+    assert (found["block_index_file"], found["block_index_save_s"]) == (None, 60.0)
     assert (found["engine_schemes"], found["engine_stale_s"]) == (("tcp",), 30.0)
     found = engine_settings(
         {
             "NEXUSKV_ENGINE_HOSTS": "engine-a, 10.0.0.0/8",
             "NEXUSKV_ENGINE_SCHEMES": "tcp,ipc",
             "NEXUSKV_ENGINE_STALE_S": "5",
+            "NEXUSKV_BLOCK_INDEX_BLOCKS": "1000",
+            "NEXUSKV_BLOCK_INDEX_BYTES": "16777216",
+            "NEXUSKV_BLOCK_INDEX_FILE": str(tmp_path / "copy"),
+            "NEXUSKV_BLOCK_INDEX_SAVE_S": "5",
         }
     )
     assert found == {
         "engine_hosts": ("engine-a", "10.0.0.0/8"),
         "engine_schemes": ("tcp", "ipc"),
         "engine_stale_s": 5.0,
+        "block_index_blocks": 1_000,
+        "block_index_bytes": 1 << 24,
+        "block_index_file": tmp_path / "copy",
+        "block_index_save_s": 5.0,
     }
 
 
@@ -117,6 +126,11 @@ def test_settings_of_the_environment():
         ("NEXUSKV_ENGINE_HOSTS", "tcp://a"),
         ("NEXUSKV_ENGINE_SCHEMES", "inproc"),
         ("NEXUSKV_ENGINE_STALE_S", "1"),
+        ("NEXUSKV_BLOCK_INDEX_BLOCKS", "1e6"),
+        ("NEXUSKV_BLOCK_INDEX_BYTES", "0"),
+        ("NEXUSKV_BLOCK_INDEX_FILE", "/tmp"),
+        ("NEXUSKV_BLOCK_INDEX_FILE", "/nowhere/copy"),
+        ("NEXUSKV_BLOCK_INDEX_SAVE_S", "1"),
     ],
 )
 def test_settings_that_cannot_be_used_name_their_variable(variable, value):

@@ -11,7 +11,8 @@ import pytest
 
 from app.clock import SystemClock
 from app.db.session import Database
-from app.engines.matching import EngineMatcher, Match
+from app.engines.answers import Match
+from app.engines.matching import EngineMatcher
 from app.engines.parts import own_index
 from app.engines.plans import Filter
 from app.engines.registration import EngineKey, EngineSpec

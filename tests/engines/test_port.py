@@ -13,8 +13,9 @@ import pytest
 
 from app.clock import SystemClock
 from app.db.session import Database
+from app.engines.answers import Match
 from app.engines.intake import Pushed
-from app.engines.matching import EngineMatcher, Match
+from app.engines.matching import EngineMatcher
 from app.engines.mirror import EngineMirror
 from app.engines.parts import OwnIndex, own_index
 from app.engines.plans import Filter

@@ -18,7 +18,8 @@ from tests.bridge.test_at_once import ask, connection
 from tests.engines.rig import BLOCK, prompt, told
 from tests.engines.wires import packed, stored
 from tests.fixtures.service import ServiceProcess
-from tests.fixtures.wire import new_tenant
+from tests.fixtures.wire import TOKENS, new_tenant, registration
+from tests.fixtures.wire import register as register_states
 
 LONG = prompt(6)
 PACKED = array("I", LONG).tobytes()
@@ -334,3 +335,27 @@ def test_a_query_in_pieces_is_answered_like_a_whole_one(
     assert {headers["x-nexuskv-match"] for _, headers, _ in answers} == {"hit"}
     assert len({body for _, _, body in answers}) == 1
     assert json.loads(answers[0][2])["scores"] == {fleet.near: {"0": 16}, fleet.far: {"0": 8}}
+
+
+def test_registered_states_are_matched_to_the_token_where_a_query_asks(service):
+    tenant = new_tenant()
+    asked = {"tenant": tenant, "model": "model-1", "tokens": [*TOKENS, 5, 6]}
+    scope = {"engine_family": "sglang", "semantic_type": "mha_kv"}
+    with service.client() as client:
+        register_states(client, registration(tenant, "registered"))
+        answer = client.post(
+            "/v1/match", json={"queries": [asked | {"states": scope}, asked]}
+        ).json()
+        refused = client.post(
+            "/v1/match",
+            json={"queries": [{"tenant": tenant, "model": "m", "hashes": [1], "states": scope}]},
+        )
+    [found, nothing] = answer["states"]
+    assert nothing is None
+    assert (found["freshness"], found["left_off"]) == ("current", 0)
+    [state] = found["candidates"]
+    assert state["entry_id"] == "registered"
+    assert (state["matched_tokens"], state["classification"]) == (len(TOKENS), "prefix")
+    assert (state["source"], state["tier"], state["worker"]) == ("state", "host_dram", "node-a")
+    assert refused.status_code == 400
+    assert refused.json()["errors"][0]["pointer"] == "/queries/0/states"
