@@ -15,7 +15,9 @@ from xxhash import xxh3_128_hexdigest
 
 FORMAT: Final = "nexuskv-index-1"
 PAGE_BYTES: Final = 4096
-MAX_HEAD_BYTES: Final = 1 << 20
+MAX_HEAD_BYTES: Final = 64 << 20
+# Of streams and names there is nothing that others may read.
+_MODE: Final = 0o600
 
 
 class SnapshotError(ValueError):
@@ -30,7 +32,7 @@ class _Index(Protocol):
 
 
 def write_snapshot(index: _Index, path: Path | str, meta: bytes = b"") -> None:
-    """`meta` comes back with the copy. Raises OSError."""
+    """`meta` comes back with the copy; at most some 30 MB. Raises OSError."""
     path = Path(path)
     stats = index.stats()
     regions = index.regions()
@@ -49,7 +51,8 @@ def write_snapshot(index: _Index, path: Path | str, meta: bytes = b"") -> None:
     head = json.dumps({"xxh3": xxh3_128_hexdigest(text)}).encode() + b"\n" + text + b"\n"
     beside = path.with_name(path.name + ".new")
     try:
-        with beside.open("wb") as file:
+        flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW
+        with os.fdopen(os.open(beside, flags, _MODE), "wb") as file:
             file.write(head)
             for _, memory in regions:
                 _pad(file)

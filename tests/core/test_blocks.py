@@ -141,6 +141,7 @@ def test_a_snapshot_gives_everything_back(tmp_path: Path, shared: bool) -> None:
         each.check_invariants()
     assert sorted(copy.find(chains[3][1])) == sorted(index.find(chains[3][1]))
     assert [each.name for each in tmp_path.iterdir()] == ["index"]
+    assert (tmp_path / "index").stat().st_mode & 0o777 == 0o600
 
 
 @pytest.mark.parametrize("where", [0, 30, 200, 4_200, -1])

@@ -199,6 +199,10 @@ def test_a_writer_that_dies_leaves_answers_unknown_until_it_is_back(pooled: Pool
 
         until(lambda: [found(reader) for reader in range(READERS)] == [hit] * READERS, "a hit")
         register(pooled.readers[0], registration(pooled.tenant, "state"))
+        until(
+            lambda: all(matched(client, pooled.tenant) for client in pooled.readers),
+            "all know the state",
+        )
         writer, found_again = pooled.pids()[0], "nexuskv_index_reconnects_total"
         before = [pooled.metrics(reader)[found_again] for reader in range(READERS)]
         # Stopped first, it cannot be back before anybody has looked.
