@@ -18,7 +18,8 @@ KINDS = {"estimate", "materialize", "prefetch", "store"}
 CLOSED = {
     "backend": set(TransferBackend),
     "limit": {"max_payload_bytes", "max_entries", "max_concurrent_transfers"},
-    "state": {"consumed", "discarded", "expired"},
+    # Of sinks, and of engines.
+    "state": {"consumed", "discarded", "expired"} | set(ViewState),
 }
 
 Series = dict[tuple[str, frozenset[tuple[str, str]]], float]
