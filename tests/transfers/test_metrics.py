@@ -9,6 +9,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.contract.enums import FallbackReason, TransferBackend, TransferStatus
+from app.engines.views import ViewState
 from tests.process.waiting import until
 from tests.transfers.fleet import Fleet, Story
 from tests.transfers.operator import Operator, shipped, variant
