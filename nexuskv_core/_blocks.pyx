@@ -25,7 +25,7 @@ from nexuskv_core.snapshots import read_snapshot, write_snapshot
 
 cdef extern from "arena/index.h":
     enum:
-        NKV_OK, NKV_UNKNOWN_PARENT, NKV_NOT_OPEN, NKV_FULL, NKV_NO_MEMORY, NKV_BAD_KEY
+        NKV_OK, NKV_FULL, NKV_NO_MEMORY, NKV_BAD_KEY
         NKV_BUSY
         NKV_OPEN, NKV_REGIONS, NKV_PAGE_BLOCKS
     ctypedef struct nkv_key:

@@ -26,8 +26,6 @@ enum {
 /* Results of calls; counts are not negative. */
 enum {
     NKV_OK = 0,
-    NKV_UNKNOWN_PARENT = -1,
-    NKV_NOT_OPEN = -2,
     NKV_FULL = -3,             /* nothing can be forgotten to make room */
     NKV_NO_MEMORY = -4,
     NKV_BAD_KEY = -6,          /* a caller's key that is none */

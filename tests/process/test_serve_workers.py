@@ -207,19 +207,20 @@ def test_a_writer_that_dies_leaves_answers_unknown_until_it_is_back(pooled: Pool
         before = [pooled.metrics(reader)[found_again] for reader in range(READERS)]
         # Stopped first, it cannot be back before anybody has looked.
         os.kill(pooled.command.process.pid, signal.SIGSTOP)
-        os.kill(writer, signal.SIGKILL)
-        for reader, client in enumerate(pooled.readers):
-            until(lambda: pooled.match(reader, tokens)["reason"] == "index_away", "away")  # noqa: B023
-            assert matched(client, pooled.tenant) is not None
-            for path in ("/v1/engines", "/v1/doctor"):
-                refused = client.get(path)
-                assert (refused.status_code, refused.json()["code"]) == (503, "index_away")
-            assert client.get("/indexer/workers").status_code == 503
-            assert pooled.metrics(reader)["nexuskv_index_writer_away"] == 1
-            assert client.get("/readyz").status_code == 200
-        assert pooled.register(1, "too-early").json()["code"] == "index_away"
-
-        os.kill(pooled.command.process.pid, signal.SIGCONT)
+        try:
+            os.kill(writer, signal.SIGKILL)
+            for reader, client in enumerate(pooled.readers):
+                until(lambda: pooled.match(reader, tokens)["reason"] == "index_away", "away")  # noqa: B023
+                assert matched(client, pooled.tenant) is not None
+                for path in ("/v1/engines", "/v1/doctor"):
+                    refused = client.get(path)
+                    assert (refused.status_code, refused.json()["code"]) == (503, "index_away")
+                assert client.get("/indexer/workers").status_code == 503
+                assert pooled.metrics(reader)["nexuskv_index_writer_away"] == 1
+                assert client.get("/readyz").status_code == 200
+            assert pooled.register(1, "too-early").json()["code"] == "index_away"
+        finally:
+            os.kill(pooled.command.process.pid, signal.SIGCONT)
         until(lambda: [found(reader) for reader in range(READERS)] == [hit] * READERS, "hits again")
         until(lambda: pooled.pids()[0] != writer, "the ready file names the new writer")
         publisher.send()
