@@ -89,6 +89,8 @@ class MatchQuery(BaseModel):
         given = (self.tokens, self.tokens_b64, self.hashes)
         if sum(each is not None for each in given) != 1:
             raise ValueError("one of tokens, tokens_b64 and hashes")
+        if self.hashes is not None and self.states is not None:
+            raise ValueError("states only with tokens")
         return self
 
 

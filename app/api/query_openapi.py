@@ -15,7 +15,6 @@ _MODELS: Final[tuple[type[BaseModel], ...]] = (
     indexer_schemas.IndexerQueryBody,
     indexer_schemas.IndexerHashQuery,
 )
-_PROMPTS: Final = ("tokens", "tokens_b64", "hashes")
 _HEADERS: Final = {
     "X-NexusKV-Match": {
         "description": "`unknown`: nothing matched, and an engine that is not live may have it.",
@@ -35,7 +34,11 @@ def add_queries(document: dict[str, Any]) -> dict[str, Any]:
     )
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(definitions["$defs"])
-    components["MatchQuery"]["oneOf"] = [_given(name) for name in _PROMPTS]
+    components["MatchQuery"]["oneOf"] = [
+        _given("tokens"),
+        _given("tokens_b64"),
+        _given("hashes", without="states"),
+    ]
     for name in ("IndexerRegistration", "IndexerRemoval"):
         components[name]["anyOf"] = [_given("modelname"), _given("model_name")]
     components["IndexerQueryBody"]["anyOf"] = [_given("model"), _given("model_name")]

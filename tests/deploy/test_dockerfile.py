@@ -32,6 +32,7 @@ def copies(stage):
         ("app/main.py", False),
         ("app/cli/replay.py", False),
         ("nexuskv_core/_index.pyx", False),
+        ("nexuskv_core/arena/read.c", False),
         ("nexuskv_core/_index.c", True),
         ("nexuskv_core/_index.cpython-311-x86_64-linux-gnu.so", True),
         ("app/cli/__pycache__/replay.cpython-311.pyc", True),

@@ -3,17 +3,24 @@
 import base64
 import json
 from array import array
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from jsonschema import Draft202012Validator
 
 from app.api import match_schemas as schemas
 from app.api.match_wire import decode_json, decode_packed, judge
 from app.errors import ErrorCode, NexusError
 
 QUERY = {"tenant": "t", "model": "m", "tokens": [1, 2, 3]}
+SCOPE = {"engine_family": "vllm", "semantic_type": "attention_kv"}
+PUBLISHED = json.loads((Path(__file__).parents[2] / "openapi" / "v1.json").read_text())
+SCHEMA = Draft202012Validator(
+    {"$ref": "#/components/schemas/MatchQueries", "components": PUBLISHED["components"]}
+)
 
 
 def body(*queries: Any) -> bytes:
@@ -61,6 +68,11 @@ def test_hashes_are_integers_of_either_sign_or_hexadecimal() -> None:
         (body(QUERY | {"tokens": [1, "2"]}), ErrorCode.INVALID_FIELD, ["/queries/0/tokens"]),
         (body(QUERY | {"tokens": None}), ErrorCode.INVALID_FIELD, ["/queries/0"]),
         (body(QUERY | {"hashes": [1]}), ErrorCode.INVALID_FIELD, ["/queries/0"]),
+        (
+            body({"tenant": "t", "model": "m", "hashes": [1], "states": SCOPE}),
+            ErrorCode.INVALID_FIELD,
+            ["/queries/0/states"],
+        ),
         (
             body({"tenant": "t", "model": "m", "tokens_b64": "AAA="}),
             ErrorCode.INVALID_FIELD,
@@ -114,6 +126,7 @@ FIELDS = {
     "tokens_b64": st.sampled_from([None, "", "AAAAAA==", 1]),
     "hashes": st.sampled_from([None, [], [1], [-(2**63)], [2**64], ["ab"], ["a"], [None]]),
     "block_tokens": st.sampled_from([None, 1, 0, 2**21, "1"]),
+    "states": st.sampled_from([None, {}, SCOPE, 1]),
     "hue": st.just(1),
 }  # fmt: skip
 
@@ -123,7 +136,7 @@ FIELDS = {
     st.dictionaries(st.sampled_from(sorted(FIELDS)), st.none()),
     st.sampled_from(["tokens", "tokens_b64", "hashes"]),
 )
-def test_both_decoders_accept_the_same(given, nulls, prompt) -> None:
+def test_both_decoders_and_the_published_schema_accept_the_same(given, nulls, prompt) -> None:
     good = {"tokens": [1], "tokens_b64": "AAAAAA==", "hashes": [1]}[prompt]
     value = {"queries": [{"tenant": "t", "model": "m", prompt: good} | given | nulls]}
 
@@ -136,3 +149,4 @@ def test_both_decoders_accept_the_same(given, nulls, prompt) -> None:
 
     by_model = accepts(lambda given: judge(given, schemas.MatchQueries), value)
     assert accepts(decode_json, json.dumps(value).encode()) == by_model
+    assert SCHEMA.is_valid(value) == by_model

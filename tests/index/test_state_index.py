@@ -170,14 +170,22 @@ def test_a_bad_row_costs_no_good_one_its_place(index):
     with pytest.raises(ValueError, match="multiple"):
         index.upsert(broken)
     assert found(index) == [("state-1", 1, 40)]
-    empty = replace(newer, registration=row("t", "new").registration, tokens=b"")
-    with pytest.raises(ValueError, match="token"):
-        index.upsert(empty)
-    assert index.get("t", "new") is None
     assert len(index) == 1
     index.upsert(row("t", "another"))
     index._core.check_invariants()
     assert len(index._slots) == 2
+
+
+def test_a_state_without_tokens_is_found_by_id_alone(index):
+    """What its engine holds says how far it reaches."""
+    index.upsert(row("t"))
+    empty = replace(row("t", "new", generation=2), tokens=b"")
+    assert index.upsert(empty)
+    assert index.get("t", "new").generation == 2
+    assert found(index) == [("state-1", 1, 40)]
+    assert index.remove("t", "new", 2)
+    assert (index.get("t", "new"), len(index)) == (None, 1)
+    index._core.check_invariants()
 
 
 def test_clear_forgets_everything_and_goes_on(index):
