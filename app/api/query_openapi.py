@@ -1,5 +1,6 @@
 """What FastAPI cannot see of queries: bodies that their own decoders read."""
 
+from collections.abc import Sequence
 from typing import Any, Final
 
 from pydantic import BaseModel
@@ -35,26 +36,25 @@ def add_queries(document: dict[str, Any]) -> dict[str, Any]:
     components = document.setdefault("components", {}).setdefault("schemas", {})
     components.update(definitions["$defs"])
     components["MatchQuery"]["oneOf"] = [
-        _given("tokens"),
-        _given("tokens_b64"),
-        _given("hashes", without="states"),
+        _given("tokens", without=("tokens_b64", "hashes")),
+        _given("tokens_b64", without=("tokens", "hashes")),
+        _given("hashes", without=("tokens", "tokens_b64", "states")),
     ]
     for name in ("IndexerRegistration", "IndexerRemoval"):
         components[name]["anyOf"] = [_given("modelname"), _given("model_name")]
     components["IndexerQueryBody"]["anyOf"] = [_given("model"), _given("model_name")]
     components["IndexerHashQuery"]["anyOf"] = [
-        _given("model", hashes, without="model_name")
+        _given("model", hashes, without=("model_name",))
         for hashes in ("seq_hashes", "block_hash", "block_hashes")
-    ] + [_given("model_name", "block_hashes", without="cache_salt")]
+    ] + [_given("model_name", "block_hashes", without=("cache_salt",))]
     paths = document["paths"]
     for path in ("/indexer/query", "/indexer/query_by_hash"):
         paths[path]["post"]["responses"]["200"]["headers"] = _HEADERS
     return document
 
 
-def _given(*names: str, without: str | None = None) -> dict[str, Any]:
+def _given(*names: str, without: Sequence[str] = ()) -> dict[str, Any]:
     """A schema of bodies that have these, and not null."""
     properties: dict[str, Any] = {name: {"not": {"type": "null"}} for name in names}
-    if without is not None:
-        properties[without] = {"type": "null"}
+    properties |= {name: {"type": "null"} for name in without}
     return {"required": list(names), "properties": properties}
