@@ -13,7 +13,7 @@ from typing import Any, Final, Protocol
 
 from xxhash import xxh3_128_hexdigest
 
-FORMAT: Final = "nexuskv-index-1"
+FORMAT: Final = "nexuskv-index-2"
 PAGE_BYTES: Final = 4096
 MAX_HEAD_BYTES: Final = 64 << 20
 # Of streams and names there is nothing that others may read.

@@ -19,6 +19,7 @@ static const char *check_keys(const nkv_arena *a, uint32_t run, nkv_sums *sums) 
     for (uint32_t i = 0; i < pages; i++)
         MUST(nkv_run_page(a, r, i) && nkv_run_page(a, r, i) < a->h->key_pages.next,
              "a run without one of its pages");
+    MUST(r->last_page == nkv_run_page(a, r, pages - 1), "a run that misplaces its last page");
     MUST(nkv_head_find(a, nkv_run_key(a, r, 0)) == run, "a run that is not found by its key");
     sums->key_pages += pages;
     sums->blocks += r->len;
@@ -126,7 +127,7 @@ static const char *check_sums(const nkv_arena *a, const nkv_sums *sums) {
     uint64_t heads, names;
     const char *found;
     if ((found = nkv_table_check(a, &h->heads, &heads)) ||
-        (found = nkv_table_check(a, &h->names, &names)))
+        (found = nkv_cells_check(a, &h->names, &names)))
         return found;
     MUST(heads == sums->runs && h->runs.used == sums->runs, "runs counted wrongly");
     MUST(names == sums->names, "names counted wrongly");

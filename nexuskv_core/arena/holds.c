@@ -81,26 +81,15 @@ static void drop_entry(nkv_arena *a, nkv_run *r, nkv_hold *e) {
     free_bits(a, e);
     r->hold_count--;
     memmove(e, e + 1, (size_t)(holds + r->hold_count - e) * sizeof *e);
-    if (r->hold_count == 0) {
-        nkv_heap_give(a, r->holds, r->hold_cap * sizeof *holds);
-        r->holds = r->hold_cap = 0;
-    }
+    if (r->hold_count == 0) nkv_no_room(a, &r->hold_room, &r->holds);
 }
 
 static nkv_hold *add_entry(nkv_arena *a, nkv_run *r, uint32_t holder) {
     uint32_t at = place_of(a, r, holder);
     nkv_hold *holds;
     if (r->hold_count >= NKV_MAX_RUN_HOLDERS) return NULL;
-    if (r->hold_count == r->hold_cap) {
-        size_t bytes = nkv_heap_fits((r->hold_cap + 1) * sizeof *holds);
-        uint32_t unit = nkv_heap_take(a, bytes);
-        if (!unit) return NULL;
-        if (r->hold_count)
-            memcpy(nkv_heap_at(a, unit), nkv_holds(a, r), r->hold_count * sizeof *holds);
-        if (r->hold_cap) nkv_heap_give(a, r->holds, r->hold_cap * sizeof *holds);
-        r->holds = unit;
-        r->hold_cap = (uint32_t)(bytes / sizeof *holds);
-    }
+    if (nkv_room_for_one(a, &r->hold_room, &r->holds, &r->hold, r->hold_count) != NKV_OK)
+        return NULL;
     holds = nkv_holds(a, r);
     memmove(holds + at + 1, holds + at, (size_t)(r->hold_count - at) * sizeof *holds);
     memset(&holds[at], 0, sizeof *holds);

@@ -78,6 +78,7 @@ int nkv_run_append(nkv_arena *a, uint32_t run, const nkv_key *keys, uint32_t cou
             done += some;
         }
         r->len += count;
+        r->last_page = nkv_run_page(a, r, want - 1);
         a->h->blocks += count;
     }
     nkv_end(&r->seq);
@@ -90,6 +91,7 @@ static void cut_keys(nkv_arena *a, nkv_run *r, uint32_t len) {
     r->len = len;
     if (len == 0 && r->pages_cap > 1) nkv_heap_give(a, r->dir, r->pages_cap * sizeof(uint32_t));
     if (len == 0) r->dir = r->pages_cap = 0;
+    r->last_page = len ? nkv_run_page(a, r, pages_for(len) - 1) : 0;
 }
 
 void nkv_run_cut(nkv_arena *a, uint32_t run, uint32_t len) {

@@ -8,7 +8,7 @@
 #include <stdint.h>
 
 #define NKV_MAGIC 0x31424b56584e4b56ULL
-#define NKV_VERSION 1u
+#define NKV_VERSION 2u
 
 enum {
     NKV_PAGE_BLOCKS = 16,      /* blocks a page of keys or names */
@@ -19,8 +19,9 @@ enum {
     NKV_MAX_RUN_BLOCKS = 1 << 17,
     NKV_MAX_RUN_HOLDERS = 1 << 16,
     NKV_PIECE_BLOCKS = 64,     /* stored under one version */
-    NKV_FORKS = 8,             /* of a run that are at hand without a search */
+    NKV_FORKS = 3,             /* of a run that are at hand without a search */
     NKV_HEADER_BYTES = 1 << 16,
+    NKV_GROWING = 7,           /* parts that grow: see memory.c */
 };
 
 /* Results of calls; counts are not negative. */
@@ -34,16 +35,38 @@ enum {
 
 typedef struct { uint64_t lo, hi; } nkv_key;
 
+/* Buckets in the order of the hashes, which can become more where they are. */
+typedef struct {
+    uint64_t buckets;
+    uint64_t wider;            /* what it is growing to; 0: it is not */
+    uint64_t border;           /* hashes of buckets from here on lie as with `wider` buckets */
+    uint64_t capacity;         /* buckets there is room for */
+    uint64_t at;               /* bytes from the arena's start */
+} nkv_extent;
+
 /* A table of (32 bits of hash, number): see table.h. */
 typedef struct {
     uint32_t seq;              /* odd while entries move */
-    uint32_t current;          /* the area that is filled; the other one, if in use, is emptied */
+    uint32_t spare;
     uint64_t count;
-    uint64_t moved;            /* buckets of the other area that are empty for good */
-    uint64_t buckets[2];       /* 0: not in use */
-    uint64_t capacity;         /* buckets an area may have */
-    uint64_t area[2];          /* bytes from the arena's start */
+    nkv_extent in;
 } nkv_table;
+
+/* The same with less memory and one place to look at: see cells.h. */
+enum { NKV_CELL_SLOTS = 10 };
+typedef struct {
+    uint32_t number[NKV_CELL_SLOTS];   /* 0: free */
+    uint16_t low[NKV_CELL_SLOTS];      /* of the hash */
+    uint16_t spilled;                  /* entries of this bucket that are in `spill` */
+    uint16_t spare;
+} nkv_bucket;
+typedef struct {
+    uint32_t seq;              /* odd while entries move, in `spill` too */
+    uint32_t spare;
+    uint64_t count;            /* with what is in `spill` */
+    nkv_extent in;
+    nkv_table spill;
+} nkv_cells;
 
 /* Numbers 1 .. next - 1 are given out or on the free list. */
 typedef struct {
@@ -51,31 +74,6 @@ typedef struct {
     uint32_t next, capacity;
     uint32_t free, used;
 } nkv_pool;
-
-/* A stretch of blocks, each the child of the one before it. Readers need the first 64 bytes, and
- * `fork`. */
-typedef struct {
-    uint32_t seq;              /* odd while the run changes; goes on when the number is used again */
-    uint32_t len;              /* blocks; 0: not in use */
-    uint32_t parent;           /* run and block that the first one hangs on */
-    uint32_t parent_off;
-    uint32_t depth;            /* blocks before the first one */
-    uint32_t dir;              /* the one page of keys; with pages_cap > 1, a list of them */
-    uint32_t pages_cap;
-    uint32_t holds;            /* nkv_hold, by rising holder */
-    uint32_t hold_count, hold_cap;
-    uint32_t names;            /* nkv_naming, by rising stream */
-    uint32_t naming_count, naming_cap;
-    uint32_t cuts;             /* changes whenever a block leaves; goes on likewise */
-    uint32_t forks;            /* in `fork`; one more than it has room for: there are others */
-    uint32_t spare;
-    /* The writer's own. */
-    uint32_t first_child, next_sibling, prev_sibling, children;
-    uint32_t last_child_off;   /* the last block that a child hangs on, when there are children */
-    uint32_t newer, older;     /* of the runs without children, by when they were stored */
-    uint32_t spare2;
-    uint32_t fork[NKV_FORKS];  /* blocks that something hangs on, or did; the first ones */
-} nkv_run;
 
 /* Blocks lo .. hi - 1 of a run are at a holder; with a bitmap, those of them whose bit is set. */
 typedef struct { uint32_t holder, lo, hi, bits; } nkv_hold;
@@ -90,6 +88,32 @@ typedef struct {
     uint32_t stream;
     uint32_t set;              /* a bit a name */
 } nkv_name_page;
+
+/* A stretch of blocks, each the child of the one before it: two cache lines, since a find that
+ * nothing is in the cache for waits for every piece of memory that another one leads to. */
+typedef struct {
+    uint32_t seq;              /* odd while the run changes; goes on when the number is used again */
+    uint32_t len;              /* blocks; 0: not in use */
+    uint32_t parent;           /* run and block that the first one hangs on */
+    uint32_t parent_off;
+    uint32_t depth;            /* blocks before the first one */
+    uint32_t dir;              /* the one page of keys; with pages_cap > 1, a list of them */
+    uint32_t pages_cap;
+    uint32_t last_page;        /* of them, where the last key is */
+    uint32_t holds, hold_count;        /* nkv_hold, by rising holder, as many as there is room for */
+    uint32_t names, naming_count;      /* nkv_naming, by rising stream, likewise */
+    uint8_t hold_room, naming_room;    /* powers of two; 0: one, which is in the run itself */
+    uint8_t forks;             /* in `fork`; one more than it has room for: there are others */
+    uint8_t spare;
+    uint32_t cuts;             /* changes whenever a block leaves; goes on likewise */
+    uint32_t fork[NKV_FORKS];  /* blocks that something hangs on, or did; the first ones */
+    nkv_hold hold;
+    nkv_naming naming;
+    /* The writer's own. */
+    uint32_t first_child, next_sibling, prev_sibling, children;
+    uint32_t last_child_off;   /* the last block that a child hangs on, when there are children */
+    uint32_t newer, older;     /* of the runs without children, by when they were stored */
+} nkv_run;
 
 enum { NKV_UNUSED = 0, NKV_OPEN = 1, NKV_CLOSED = 2 };
 
@@ -125,7 +149,8 @@ typedef struct {
     uint32_t heap_next, heap_capacity, heap_used, heap_spare;   /* in units */
     uint32_t heap_free[NKV_HEAP_CLASSES];
     nkv_pool runs, key_pages, name_pages, streams, holders;
-    nkv_table heads, names;
+    nkv_table heads;
+    nkv_cells names;
     uint32_t newest, oldest;   /* of the runs without children */
     uint32_t open_streams, open_holders;
     uint32_t sweep_at;         /* the run to be swept next */
@@ -146,9 +171,10 @@ typedef struct {
     nkv_stream *streams;
     nkv_holder *holders;
     uint8_t *heap;
-    uint64_t touched[6];       /* of each growing part, how far its memory is there already */
+    uint64_t touched[NKV_GROWING];       /* of each growing part, how far its memory is there already */
     uint32_t touched_next;     /* of them, the one to look at next */
-    int touched_area[2];       /* of each table, the area that `touched` is about */
+    void *scratch;             /* of a table that grows */
+    size_t scratch_bytes;
 } nkv_arena;
 
 typedef struct { uint32_t holder, start, end; } nkv_segment;

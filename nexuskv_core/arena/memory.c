@@ -1,8 +1,9 @@
 #define _GNU_SOURCE
-#include "memory.h"
+#include "cells.h"
 
 #include <errno.h>
 #include <fcntl.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -26,11 +27,10 @@ static void place_pool(nkv_pool *p, uint64_t *at, uint64_t capacity, size_t each
     p->next = 1;
 }
 
-static void place_table(nkv_table *t, uint64_t *at, uint64_t entries) {
-    t->capacity = entries / 4 + 256;
-    for (int i = 0; i < 2; i++)
-        t->area[i] = place(at, (t->capacity + NKV_SPARE_BUCKETS) * 64);
-    t->buckets[0] = 16;
+static void place_buckets(nkv_extent *e, uint64_t *at, uint64_t capacity, uint64_t buckets) {
+    e->capacity = capacity;
+    e->at = place(at, (capacity + NKV_SPARE_BUCKETS) * 64);
+    e->buckets = buckets;
 }
 
 /* Address space is cheap and memory is taken when it is touched, so every part gets the room of the
@@ -49,8 +49,10 @@ static void layout(nkv_header *h, uint64_t max_blocks) {
     h->heap_capacity = (uint32_t)clamp(8 * blocks + (1 << 20), 0xffffff00u);
     h->heap_at = place(&at, (uint64_t)h->heap_capacity * NKV_HEAP_UNIT);
     h->heap_next = 1;
-    place_table(&h->heads, &at, blocks);
-    place_table(&h->names, &at, clamp(4 * blocks, 0xf0000000u));
+    names = clamp(4 * blocks, 0xf0000000u);
+    place_buckets(&h->heads.in, &at, blocks / 4 + 256, 16);
+    place_buckets(&h->names.in, &at, names / 6 + NKV_CELLS_FEWEST, NKV_CELLS_FEWEST);
+    place_buckets(&h->names.spill.in, &at, names / 32 + 256, 16);
     h->total_bytes = at;
 }
 
@@ -80,32 +82,37 @@ static void touch(nkv_arena *a, uint64_t at, uint64_t bytes) {
     }
 }
 
+/* Of what it grows into next as much as it is filled: all is there when the growth begins. */
+static uint64_t buckets_in_use(const nkv_extent *e, uint64_t full, uint64_t count, uint64_t part) {
+    uint64_t ahead = nkv_extent_next(e, part) - e->buckets;
+    if (e->wider) return (e->wider + NKV_SPARE_BUCKETS) * 64;
+    return (e->buckets + NKV_SPARE_BUCKETS + ahead * count / (e->buckets * full)) * 64;
+}
+
 /* Where a growing part begins, and how far it is in use. */
-static uint64_t in_use(nkv_arena *a, uint32_t part, uint64_t *at) {
+static uint64_t in_use(const nkv_arena *a, uint32_t part, uint64_t *at) {
     const nkv_header *h = a->h;
-    const nkv_table *t = part == 4 ? &h->heads : &h->names;
-    uint64_t old;
     switch (part) {
     case 0: *at = h->runs.at; return (uint64_t)h->runs.next * sizeof(nkv_run);
     case 1: *at = h->key_pages.at; return (uint64_t)h->key_pages.next * NKV_PAGE_BLOCKS * 16;
     case 2: *at = h->name_pages.at; return (uint64_t)h->name_pages.next * sizeof(nkv_name_page);
     case 3: *at = h->heap_at; return (uint64_t)h->heap_next * NKV_HEAP_UNIT;
-    default: break;
+    case 4:
+        *at = h->heads.in.at;
+        return buckets_in_use(&h->heads.in, NKV_BUCKET_SLOTS, h->heads.count, NKV_TABLE_GROWTH);
+    case 5:
+        *at = h->names.in.at;
+        return buckets_in_use(&h->names.in, NKV_CELL_SLOTS, h->names.count, NKV_CELLS_GROWTH);
+    default:
+        *at = h->names.spill.in.at;
+        return buckets_in_use(&h->names.spill.in, NKV_BUCKET_SLOTS, h->names.spill.count,
+                              NKV_TABLE_GROWTH);
     }
-    if (a->touched_area[part - 4] != (int)t->current) {
-        a->touched_area[part - 4] = (int)t->current;
-        a->touched[part] = 0;
-    }
-    *at = t->area[t->current];
-    old = t->buckets[t->current ^ 1];
-    /* What is moved fills the new area from its beginning. */
-    if (old) return (t->moved * t->buckets[t->current] / old + 1) * 64;
-    return t->buckets[t->current] * 64 > TOUCH_LEAD ? t->buckets[t->current] * 64 - TOUCH_LEAD : 0;
 }
 
 void nkv_touch_ahead(nkv_arena *a) {
-    for (int looked = 0; looked < 6; looked++) {
-        uint32_t part = a->touched_next++ % 6;
+    for (int looked = 0; looked < NKV_GROWING; looked++) {
+        uint32_t part = a->touched_next++ % NKV_GROWING;
         uint64_t at, used = in_use(a, part, &at);
         if (used + TOUCH_LEAD <= a->touched[part]) continue;
         if (a->touched[part] < (used & ~(TOUCH_STEP - 1)))
@@ -154,7 +161,7 @@ int nkv_arena_open(nkv_arena *a, uint64_t max_blocks, uint64_t max_bytes, int sh
     nkv_arena_point(a);
     touch(a, a->h->streams.at, 4096);
     touch(a, a->h->holders.at, 4096);
-    for (int part = 0; part < 6; part++) nkv_touch_ahead(a);
+    for (int part = 0; part < NKV_GROWING; part++) nkv_touch_ahead(a);
     return NKV_OK;
 failed:
     if (a->fd >= 0) close(a->fd);
@@ -185,19 +192,11 @@ int nkv_arena_attach(nkv_arena *a, int fd) {
 void nkv_arena_close(nkv_arena *a) {
     if (a->base != NULL) munmap(a->base, a->bytes);
     if (a->fd >= 0) close(a->fd);
+    free(a->scratch);
     a->base = NULL;
+    a->scratch = NULL;
+    a->scratch_bytes = 0;
     a->fd = -1;
-}
-
-void nkv_release(nkv_arena *a, uint64_t from, uint64_t to) {
-    from = (from + 4095) & ~4095ULL;
-    to &= ~4095ULL;
-    if (from >= to) return;
-    if (a->fd < 0)
-        madvise(a->base + from, to - from, MADV_DONTNEED);
-    else
-        fallocate(a->fd, FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, (off_t)from,
-                  (off_t)(to - from));
 }
 
 uint32_t nkv_pool_take(nkv_arena *a, nkv_pool *p, size_t each, size_t link) {
@@ -270,18 +269,19 @@ void nkv_heap_give(nkv_arena *a, uint32_t unit, size_t bytes) {
     a->h->heap_used -= (uint32_t)fits;
 }
 
-static uint64_t table_bytes(const nkv_table *t) {
-    uint64_t moved = t->buckets[t->current ^ 1] ? t->moved : 0;
-    return (t->buckets[0] + t->buckets[1] - moved) * 64;
+static uint64_t bucket_bytes(const nkv_extent *e) {
+    return (nkv_extent_end(e) + NKV_SPARE_BUCKETS) * 64;
 }
 
+/* Few names have not touched all of their buckets. */
 uint64_t nkv_used_bytes(const nkv_arena *a) {
     const nkv_header *h = a->h;
     return (uint64_t)h->runs.used * sizeof(nkv_run) +
            (uint64_t)h->key_pages.used * NKV_PAGE_BLOCKS * sizeof(nkv_key) +
            (uint64_t)h->name_pages.used * sizeof(nkv_name_page) +
-           (uint64_t)h->heap_used * NKV_HEAP_UNIT + table_bytes(&h->heads) +
-           table_bytes(&h->names) + (uint64_t)h->streams.used * sizeof(nkv_stream) +
+           (uint64_t)h->heap_used * NKV_HEAP_UNIT + bucket_bytes(&h->heads.in) +
+           clamp(bucket_bytes(&h->names.in), 64 * h->names.count) +
+           bucket_bytes(&h->names.spill.in) + (uint64_t)h->streams.used * sizeof(nkv_stream) +
            (uint64_t)h->holders.used * sizeof(nkv_holder);
 }
 
@@ -302,14 +302,8 @@ int nkv_regions(const nkv_arena *a, nkv_region *out) {
            (uint64_t)h->key_pages.next * NKV_PAGE_BLOCKS * sizeof(nkv_key));
     region(out, &n, h->name_pages.at, (uint64_t)h->name_pages.next * sizeof(nkv_name_page));
     region(out, &n, h->heap_at, (uint64_t)h->heap_next * NKV_HEAP_UNIT);
-    for (int i = 0; i < 2; i++) {
-        const nkv_table *t = i ? &h->names : &h->heads;
-        for (int area = 0; area < 2; area++) {
-            uint64_t moved = area != (int)t->current ? t->moved : 0;
-            if (t->buckets[area])
-                region(out, &n, t->area[area] + moved * 64,
-                       (t->buckets[area] + NKV_SPARE_BUCKETS - moved) * 64);
-        }
-    }
+    region(out, &n, h->heads.in.at, bucket_bytes(&h->heads.in));
+    region(out, &n, h->names.in.at, bucket_bytes(&h->names.in));
+    region(out, &n, h->names.spill.in.at, bucket_bytes(&h->names.spill.in));
     return n;
 }

@@ -12,8 +12,6 @@ int nkv_arena_attach(nkv_arena *a, int fd);
 void nkv_arena_close(nkv_arena *a);
 /* Put the pointers right after the header's content changed. */
 void nkv_arena_point(nkv_arena *a);
-/* Give a range of the arena's memory back; it reads as zeros from then on. */
-void nkv_release(nkv_arena *a, uint64_t from, uint64_t to);
 
 /* Have memory ready that will be needed soon, for one part at most: getting a huge page takes half
  * a millisecond and more, and several at once would stall a call. */
@@ -30,7 +28,7 @@ size_t nkv_heap_fits(size_t bytes);    /* bytes that a piece of at least so many
 uint64_t nkv_used_bytes(const nkv_arena *a);
 
 /* The stretches of the arena that hold something, for a copy: at most NKV_REGIONS of them. */
-enum { NKV_REGIONS = 11 };
+enum { NKV_REGIONS = 10 };
 typedef struct { uint64_t at, bytes; } nkv_region;
 int nkv_regions(const nkv_arena *a, nkv_region *out);
 

@@ -21,17 +21,9 @@ static nkv_naming *naming_of(nkv_arena *a, nkv_run *r, uint32_t stream) {
     uint32_t at = place_of(a, r, stream);
     nkv_naming *namings = nkv_namings(a, r);
     if (at < r->naming_count && namings[at].stream == stream) return &namings[at];
-    if (r->naming_count == r->naming_cap) {
-        size_t bytes = nkv_heap_fits((r->naming_cap + 1) * sizeof *namings);
-        uint32_t unit = nkv_heap_take(a, bytes);
-        if (!unit) return NULL;
-        if (r->naming_count)
-            memcpy(nkv_heap_at(a, unit), namings, r->naming_count * sizeof *namings);
-        if (r->naming_cap) nkv_heap_give(a, r->names, r->naming_cap * sizeof *namings);
-        r->names = unit;
-        r->naming_cap = (uint32_t)(bytes / sizeof *namings);
-        namings = nkv_namings(a, r);
-    }
+    if (nkv_room_for_one(a, &r->naming_room, &r->names, &r->naming, r->naming_count) != NKV_OK)
+        return NULL;
+    namings = nkv_namings(a, r);
     memmove(namings + at + 1, namings + at, (size_t)(r->naming_count - at) * sizeof *namings);
     memset(&namings[at], 0, sizeof *namings);
     namings[at].stream = stream;
@@ -96,10 +88,10 @@ uint32_t nkv_name_tag(const nkv_arena *a, uint32_t stream, uint64_t name) {
 
 /* The cell of a name, or 0. */
 static uint32_t cell_of(const nkv_arena *a, uint32_t stream, uint64_t name, uint32_t tag) {
-    nkv_probe probe;
+    nkv_cell_probe probe;
     uint32_t cell;
-    nkv_probe_start(&probe, a, &a->h->names, tag);
-    while ((cell = nkv_probe_next(&probe)) != 0) {
+    nkv_cells_start(&probe, a, &a->h->names, tag);
+    while ((cell = nkv_cells_next(&probe)) != 0) {
         const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
         uint32_t i = cell % NKV_PAGE_BLOCKS;
         if (cell / NKV_PAGE_BLOCKS < a->h->name_pages.capacity && p->name[i] == name &&
@@ -150,7 +142,7 @@ nkv_block nkv_name_find(const nkv_arena *a, uint32_t stream, uint64_t name) {
 
 static void clear_cell(nkv_arena *a, uint32_t page, uint32_t i) {
     nkv_name_page *p = &a->name_pages[page];
-    nkv_table_drop(a, &a->h->names, nkv_name_tag(a, p->stream, p->name[i]),
+    nkv_cells_drop(a, &a->h->names, nkv_name_tag(a, p->stream, p->name[i]),
                    page * NKV_PAGE_BLOCKS + i);
     __atomic_store_n(&p->set, p->set & ~(1u << i), __ATOMIC_RELEASE);
     if (p->stream) a->streams[p->stream].own_names--;
@@ -178,41 +170,28 @@ static uint32_t page_of(nkv_arena *a, uint32_t run, uint32_t stream, uint32_t in
     return page;
 }
 
-/* Where the name is in the table, or else the free slot that it goes to; NULL where none is left.
- * One look for both, since most names are new. */
-static uint64_t *slot_of(nkv_arena *a, uint32_t stream, uint64_t name, uint32_t tag) {
-    const nkv_table *t = &a->h->names;
-    int area;
-    uint64_t bucket = nkv_home(t, tag, &area), end = t->buckets[area] + NKV_SPARE_BUCKETS;
-    for (; bucket < end; bucket++) {
-        uint64_t *slots = nkv_slots(a, t->area[area] + bucket * 64);
-        for (uint32_t i = 0; i < NKV_BUCKET_SLOTS; i++) {
-            uint32_t cell = (uint32_t)slots[i], at = cell % NKV_PAGE_BLOCKS;
-            const nkv_name_page *p = &a->name_pages[cell / NKV_PAGE_BLOCKS];
-            if (slots[i] == 0) return &slots[i];
-            if (slots[i] >> 32 == tag && p->name[at] == name && p->stream == stream &&
-                (p->set >> at & 1))
-                return &slots[i];
-        }
-    }
-    return NULL;
-}
-
 /* NKV_OK, NKV_NO_MEMORY, or 1 where another block of the stream has the name. */
 static int put_new(nkv_arena *a, uint32_t page, uint32_t at, uint64_t name, uint32_t tag) {
     nkv_name_page *p = &a->name_pages[page];
-    uint64_t *slot;
-    a->h->names.count++;
-    nkv_table_grow(a, &a->h->names);
-    slot = slot_of(a, p->stream, name, tag);
-    if (!slot || *slot) {
-        a->h->names.count--;
-        return slot ? 1 : NKV_NO_MEMORY;
-    }
-    if (p->stream) a->streams[p->stream].own_names++;
+    nkv_cells *t = &a->h->names;
+    nkv_bucket *b;
+    uint32_t vacant, cell = page * NKV_PAGE_BLOCKS + at;
+    nkv_cells_grow(a, t);
+    b = nkv_bucket_at(a, t, nkv_home(&t->in, tag));
+    vacant = nkv_bucket_free(b);
+    if (((nkv_bucket_match(b, (uint16_t)tag) & ~vacant) || b->spilled) &&
+        cell_of(a, p->stream, name, tag))
+        return 1;
     p->name[at] = name;
     __atomic_store_n(&p->set, p->set | 1u << at, __ATOMIC_RELEASE);
-    __atomic_store_n(slot, (uint64_t)tag << 32 | (page * NKV_PAGE_BLOCKS + at), __ATOMIC_RELEASE);
+    if (vacant) {
+        nkv_bucket_put(b, vacant, tag, cell);
+    } else if (nkv_cells_spill(a, t, tag, cell) != NKV_OK) {
+        __atomic_store_n(&p->set, p->set & ~(1u << at), __ATOMIC_RELEASE);
+        return NKV_NO_MEMORY;
+    }
+    t->count++;
+    if (p->stream) a->streams[p->stream].own_names++;
     return NKV_OK;
 }
 
@@ -267,7 +246,7 @@ static uint64_t missing(const nkv_arena *a, nkv_block first, const uint64_t *nam
         if (page && (p->set >> at & 1) && p->name[at] == names[i]) continue;
         found |= 1ULL << i;
         tags[i] = nkv_name_tag(a, 0, names[i]);
-        nkv_table_prefetch(a, &a->h->names, tags[i]);
+        nkv_cells_prefetch(a, &a->h->names, tags[i]);
     }
     return found;
 }
@@ -326,10 +305,7 @@ static void drop_naming(nkv_arena *a, nkv_run *r, uint32_t at) {
     if (namings[at].cap > 1) nkv_heap_give(a, namings[at].dir, namings[at].cap * sizeof(uint32_t));
     r->naming_count--;
     memmove(&namings[at], &namings[at + 1], (size_t)(r->naming_count - at) * sizeof *namings);
-    if (r->naming_count == 0) {
-        nkv_heap_give(a, r->names, r->naming_cap * sizeof *namings);
-        r->names = r->naming_cap = 0;
-    }
+    if (r->naming_count == 0) nkv_no_room(a, &r->naming_room, &r->names);
 }
 
 void nkv_names_cut(nkv_arena *a, nkv_run *r, uint32_t len) {

@@ -80,39 +80,27 @@ static inline int in_heap(const nkv_arena *a, uint32_t unit, uint64_t bytes) {
            (uint64_t)a->h->heap_capacity * NKV_HEAP_UNIT;
 }
 
-/* NULL when the view cannot be true. */
+/* NULL when the view cannot be true, as below. */
+static inline const nkv_hold *view_holds(const nkv_arena *a, const nkv_view *v) {
+    uint64_t bytes = (uint64_t)v->r.hold_count * sizeof(nkv_hold);
+    return v->r.hold_room && !in_heap(a, v->r.holds, bytes) ? NULL : nkv_holds(a, &v->r);
+}
+
+static inline const nkv_naming *view_namings(const nkv_arena *a, const nkv_view *v) {
+    uint64_t bytes = (uint64_t)v->r.naming_count * sizeof(nkv_naming);
+    return v->r.naming_room && !in_heap(a, v->r.names, bytes) ? NULL : nkv_namings(a, &v->r);
+}
+
 static inline const nkv_key *view_key(const nkv_arena *a, const nkv_view *v, uint32_t off) {
     uint32_t index = off / NKV_PAGE_BLOCKS, page = v->r.dir;
-    if (v->r.pages_cap > 1) {
+    if (index == (v->r.len - 1) / NKV_PAGE_BLOCKS) {
+        page = v->r.last_page;
+    } else if (v->r.pages_cap > 1) {
         if (!in_heap(a, page, 4 * ((uint64_t)index + 1))) return NULL;
         page = ((const uint32_t *)nkv_heap_at(a, page))[index];
     }
     if (page >= a->h->key_pages.capacity) return NULL;
     return nkv_key_page(a, page) + off % NKV_PAGE_BLOCKS;
-}
-
-/* The run that begins with the key: NKV_OK with the view, or with id 0 where there is none. */
-static int find_head(const nkv_arena *a, const nkv_key *key, nkv_view *v) {
-    const nkv_table *t = &a->h->heads;
-    if (!key) return NKV_BAD_KEY;
-    for (int i = 0; i < TRIES; i++) {
-        uint32_t seen = await_even(&t->seq), run;
-        int torn = 0;
-        nkv_probe probe;
-        nkv_probe_start(&probe, a, t, nkv_head_tag(key));
-        while ((run = nkv_probe_next(&probe)) != 0) {
-            int status = look(a, run, v);
-            const nkv_key *first;
-            if (status < 0) return status;
-            first = status == NKV_OK && v->r.len ? view_key(a, v, 0) : NULL;
-            if (first && nkv_key_equal(first, key) && still(a, v)) return NKV_OK;
-            if (status == TORN || !still(a, v)) torn = 1;
-        }
-        v->id = 0;
-        if (seen & 1) return NKV_BUSY;
-        if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
-    }
-    return NKV_BUSY;
 }
 
 /* ---- stretches found */
@@ -197,8 +185,8 @@ static int note_bits(const nkv_arena *a, const nkv_hold *e, nkv_segments *s, nkv
 static int note_holds(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nkv_step *step,
                       uint32_t stream) {
     uint32_t count = v->r.hold_count;
-    const nkv_hold *holds = nkv_heap_at(a, v->r.holds);
-    if (count > NKV_MAX_RUN_HOLDERS || !in_heap(a, v->r.holds, count * sizeof *holds)) return TORN;
+    const nkv_hold *holds = view_holds(a, v);
+    if (count > NKV_MAX_RUN_HOLDERS || !holds) return TORN;
     for (uint32_t i = 0; i < count; i++) {
         nkv_hold e = holds[i];
         const nkv_holder *o = &a->holders[e.holder];
@@ -216,81 +204,111 @@ static int note_holds(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nk
     return NKV_OK;
 }
 
-/* Block offsets of a run whose keys are to be compared with the path's. */
+/* ---- following a path */
+
+/* A run, and what is known of how far the path goes along it: `same` of its blocks, and fewer than
+ * `differs`; all that it can where these are one apart. */
+typedef struct {
+    nkv_view v;
+    uint32_t most;             /* blocks that run and path have for one another */
+    uint32_t same, differs;
+} nkv_leg;
+
+static inline int is_settled(const nkv_leg *leg) { return leg->same + 1 == leg->differs; }
+
+/* Block offsets of a run whose keys are to be compared with the path's: the last one that may be on
+ * it, and those that something hangs on, where a path that goes on elsewhere leaves the run. */
 typedef struct { uint32_t off[NKV_FORKS + 1], count; } nkv_marks;
 
-/* The last block that may be on the path, and before it those that something hangs on: a path that
- * goes on elsewhere leaves the run at one of them. */
-static void marks_of(const nkv_view *v, uint32_t most, nkv_marks *m) {
+static void marks_of(const nkv_leg *leg, nkv_marks *m) {
     m->count = 0;
-    m->off[m->count++] = most - 1;
-    for (uint32_t i = 0; i < v->r.forks && i < NKV_FORKS; i++)
-        if (v->r.fork[i] + 1 < most) m->off[m->count++] = v->r.fork[i];
+    m->off[m->count++] = leg->most - 1;
+    for (uint32_t i = 0; i < leg->v.r.forks && i < NKV_FORKS; i++)
+        if (leg->v.r.fork[i] + 1 < leg->most) m->off[m->count++] = leg->v.r.fork[i];
 }
 
-/* The keys of all of them on their way into the cache at once. */
-static void fetch_marks(const nkv_arena *a, const nkv_view *v, const nkv_marks *m) {
-    if (v->r.pages_cap > 1) {
-        const uint32_t *dir = nkv_heap_at(a, v->r.dir);
-        if (!in_heap(a, v->r.dir, 4 * (uint64_t)v->r.pages_cap)) return;
+/* Have the keys of all of them, and who has the blocks, on the way into the cache at once. */
+static void fetch_ahead(const nkv_arena *a, const nkv_view *v, const nkv_marks *m) {
+    const nkv_holder *holder = &a->holders[v->r.hold.holder];
+    if (v->r.hold_room) __builtin_prefetch(view_holds(a, v));
+    else if (v->r.hold.holder < a->h->holders.capacity) __builtin_prefetch(holder);
+    if (v->r.pages_cap > 1 && in_heap(a, v->r.dir, 4 * (uint64_t)v->r.pages_cap))
         for (uint32_t i = 0; i < m->count; i++)
-            __builtin_prefetch(&dir[m->off[i] / NKV_PAGE_BLOCKS]);
-    }
+            __builtin_prefetch((uint32_t *)nkv_heap_at(a, v->r.dir) + m->off[i] / NKV_PAGE_BLOCKS);
     for (uint32_t i = 0; i < m->count; i++) {
         const nkv_key *key = view_key(a, v, m->off[i]);
         if (key) __builtin_prefetch(key);
     }
 }
 
-/* 1 where the run's key at `off` is the path's, 0 where not, below 0 where one is bad, TORN + 1. */
-enum { KEY_TORN = 2 };
-static int on_path(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
+/* Narrow the leg by the key at one offset. NKV_OK, TORN, or NKV_BAD_KEY. */
+static int compare(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
                    uint32_t off) {
-    const nkv_key *key = view_key(a, v, off), *wanted = path_key(path, at + off);
+    const nkv_key *key = view_key(a, &leg->v, off), *wanted = path_key(path, at + off);
     if (!wanted) return NKV_BAD_KEY;
-    return key ? nkv_key_equal(key, wanted) : KEY_TORN;
-}
-
-/* Narrow down where they part by the places that something hangs on. */
-static int by_forks(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
-                    const nkv_marks *m, uint32_t *same, uint32_t *differs) {
-    for (uint32_t i = 1; i < m->count; i++) {
-        uint32_t off = m->off[i];
-        int status;
-        if (off < *same || off + 1 >= *differs) continue;
-        status = on_path(a, v, path, at, off);
-        if (status < 0 || status == KEY_TORN) return status;
-        if (status) *same = off + 1;
-        else *differs = off + 1;
-    }
+    if (!key) return TORN;
+    if (nkv_key_equal(key, wanted)) leg->same = off + 1;
+    else leg->differs = off + 1;
     return NKV_OK;
 }
 
-/* How many blocks of the run the path goes along, at least the first; 0 where the view is torn,
- * below where a key is bad. A key stands for all before it, so halving finds where they part;
- * before that it is looked whether the path goes on where something hangs. */
-static int64_t follow(const nkv_arena *a, const nkv_view *v, const nkv_path *path, uint32_t at,
-                      uint32_t count) {
-    uint32_t most = v->r.len < count - at ? v->r.len : count - at, same = 1, differs = most;
+/* How far the path at least goes along a run that may begin with its next key; `same` is 0 where it
+ * does not. A key stands for all before it, so the first one is looked at last. */
+static int begin_leg(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
+                     uint32_t count) {
     nkv_marks marks;
-    nkv_view child;
-    int status;
-    marks_of(v, most, &marks);
-    fetch_marks(a, v, &marks);
-    status = on_path(a, v, path, at, most - 1);
-    if (status == 1) return most;
-    if (status == NKV_OK) status = by_forks(a, v, path, at, &marks, &same, &differs);
-    if (status == NKV_OK && marks.count > 1 && same < differs) {
-        status = find_head(a, path_key(path, at + same), &child);
-        if (status == NKV_OK && child.id) return same;
+    int status = NKV_OK;
+    leg->most = leg->v.r.len < count - at ? leg->v.r.len : count - at;
+    leg->same = 0;
+    leg->differs = leg->most + 1;
+    marks_of(leg, &marks);
+    fetch_ahead(a, &leg->v, &marks);
+    for (uint32_t i = 0; i < marks.count && status == NKV_OK; i++)
+        if (marks.off[i] >= leg->same && marks.off[i] + 1 < leg->differs)
+            status = compare(a, leg, path, at, marks.off[i]);
+    if (status == NKV_OK && !leg->same && leg->differs > 1) status = compare(a, leg, path, at, 0);
+    return status;
+}
+
+/* The run that begins with the path's key at `at`: NKV_OK with the leg, whose run is 0 where there
+ * is none. */
+static int find_leg(const nkv_arena *a, const nkv_path *path, uint32_t at, uint32_t count,
+                    nkv_leg *leg) {
+    const nkv_table *t = &a->h->heads;
+    const nkv_key *key = path_key(path, at);
+    if (!key) return NKV_BAD_KEY;
+    for (int i = 0; i < TRIES; i++) {
+        uint32_t seen = await_even(&t->seq), run;
+        int torn = 0;
+        nkv_probe probe;
+        nkv_probe_start(&probe, a, t, nkv_head_tag(key));
+        while ((run = nkv_probe_next(&probe)) != 0) {
+            int status = look(a, run, &leg->v);
+            leg->same = 0;
+            if (status == NKV_OK && leg->v.r.len)
+                status = begin_leg(a, leg, path, at, count);
+            if (status < 0) return status;
+            if (status == NKV_OK && leg->same && still(a, &leg->v)) return NKV_OK;
+            if (status == TORN || !still(a, &leg->v)) torn = 1;
+        }
+        leg->v.id = 0;
+        if (seen & 1) return NKV_BUSY;
+        if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
     }
-    while (status >= 0 && status != KEY_TORN && same + 1 < differs) {
-        uint32_t mid = same + (differs - same) / 2;
-        status = on_path(a, v, path, at, mid - 1);
-        if (status == 1) same = mid;
-        else if (status == NKV_OK) differs = mid;
-    }
-    return status < 0 ? status : status == KEY_TORN ? 0 : same;
+    return NKV_BUSY;
+}
+
+/* Find where path and run part: first it is looked whether the path goes on where something hangs,
+ * in which case that is `next`; then by halving. NKV_OK, TORN, or what went wrong. */
+static int settle(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
+                  uint32_t count, nkv_leg *next) {
+    int status = NKV_OK;
+    next->v.id = 0;
+    if (!is_settled(leg) && leg->v.r.forks) status = find_leg(a, path, at + leg->same, count, next);
+    if (next->v.id) leg->differs = leg->same + 1;
+    while (status == NKV_OK && !is_settled(leg))
+        status = compare(a, leg, path, at, leg->same + (leg->differs - leg->same) / 2 - 1);
+    return status;
 }
 
 /* Take in what one run says, whose view is fresh; TORN when it changed meanwhile. */
@@ -316,21 +334,22 @@ static int take_run(const nkv_arena *a, const nkv_view *v, nkv_segments *s, nkv_
 static int walk(const nkv_arena *a, const nkv_path *path, uint32_t count, int first_only,
                 nkv_segments *s) {
     nkv_step step = {0, 0, 0, 0, first_only};
+    nkv_leg leg, next;
     int tries = 0;
     s->count = s->end_count = 0;
+    next.v.id = 0;
     while (step.at < count) {
-        nkv_view v;
-        int64_t matched;
-        int status = find_head(a, path_key(path, step.at), &v);
+        int status = NKV_OK;
+        if (next.v.id) leg = next;
+        else status = find_leg(a, path, step.at, count, &leg);
         if (status != NKV_OK) return status;
-        if (!v.id) break;
-        __builtin_prefetch(nkv_heap_at(a, v.r.holds < a->h->heap_capacity ? v.r.holds : 0));
-        matched = follow(a, &v, path, step.at, count);
-        if (matched < 0) return (int)matched;
-        step.matched = (uint32_t)matched;
-        status = matched < 1 ? TORN : take_run(a, &v, s, &step, 0);
+        if (!leg.v.id) break;
+        status = settle(a, &leg, path, step.at, count, &next);
+        step.matched = leg.same;
+        if (status == NKV_OK) status = take_run(a, &leg.v, s, &step, 0);
         if (status < 0) return status;
         if (status == TORN) {
+            next.v.id = 0;
             if (++tries > TRIES) return NKV_BUSY;
             continue;
         }
@@ -360,9 +379,9 @@ int nkv_reach_at(const nkv_arena *a, nkv_key_at at, void *context, uint32_t coun
 
 /* Whether the stream calls the block by a name of its own; -1 where the view cannot be true. */
 static int view_own(const nkv_arena *a, const nkv_view *v, uint32_t stream, uint32_t off) {
-    const nkv_naming *n = nkv_heap_at(a, v->r.names);
+    const nkv_naming *n = view_namings(a, v);
     uint32_t index = off / NKV_PAGE_BLOCKS;
-    if (!in_heap(a, v->r.names, (uint64_t)v->r.naming_count * sizeof *n)) return -1;
+    if (!n) return -1;
     for (uint32_t i = 0; i < v->r.naming_count; i++) {
         uint32_t page = n[i].dir;
         if (n[i].stream != stream || index >= n[i].cap) continue;
@@ -399,14 +418,14 @@ static int look_cell(const nkv_arena *a, uint32_t cell, uint32_t stream, uint64_
 /* The block of a stream's own name, or of a shared one (stream 0), and a view of its run. */
 static int look_own(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_block *at,
                     nkv_view *v) {
-    const nkv_table *t = &a->h->names;
+    const nkv_cells *t = &a->h->names;
     uint32_t tag = nkv_name_tag(a, stream, name);
     for (int i = 0; i < TRIES; i++) {
         uint32_t seen = await_even(&t->seq), cell;
         int torn = 0;
-        nkv_probe probe;
-        nkv_probe_start(&probe, a, t, tag);
-        while ((cell = nkv_probe_next(&probe)) != 0) {
+        nkv_cell_probe probe;
+        nkv_cells_start(&probe, a, t, tag);
+        while ((cell = nkv_cells_next(&probe)) != 0) {
             int status = look_cell(a, cell, stream, name, at, v);
             if (status < 0) return status;
             if (status == NKV_OK && at->run) return NKV_OK;
@@ -440,8 +459,8 @@ static int look_name(const nkv_arena *a, uint32_t stream, uint64_t name, nkv_blo
 
 /* Whether a holder of the stream has the block; -1 where the view cannot be true. */
 static int view_has(const nkv_arena *a, const nkv_view *v, uint32_t stream, uint32_t off) {
-    const nkv_hold *holds = nkv_heap_at(a, v->r.holds);
-    if (!in_heap(a, v->r.holds, (uint64_t)v->r.hold_count * sizeof *holds)) return -1;
+    const nkv_hold *holds = view_holds(a, v);
+    if (!holds) return -1;
     for (uint32_t i = 0; i < v->r.hold_count; i++) {
         nkv_hold e = holds[i];
         const nkv_bits *bits = nkv_heap_at(a, e.bits);

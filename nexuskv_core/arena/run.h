@@ -2,7 +2,7 @@
 #ifndef NKV_RUN_H
 #define NKV_RUN_H
 
-#include "table.h"
+#include "cells.h"
 
 typedef struct { uint32_t run, off; } nkv_block;    /* run 0: none */
 
@@ -13,10 +13,10 @@ static inline nkv_key *nkv_run_key(const nkv_arena *a, const nkv_run *r, uint32_
     return nkv_key_page(a, nkv_run_page(a, r, off / NKV_PAGE_BLOCKS)) + off % NKV_PAGE_BLOCKS;
 }
 static inline nkv_hold *nkv_holds(const nkv_arena *a, const nkv_run *r) {
-    return nkv_heap_at(a, r->holds);
+    return r->hold_room ? nkv_heap_at(a, r->holds) : (nkv_hold *)&r->hold;
 }
 static inline nkv_naming *nkv_namings(const nkv_arena *a, const nkv_run *r) {
-    return nkv_heap_at(a, r->names);
+    return r->naming_room ? nkv_heap_at(a, r->names) : (nkv_naming *)&r->naming;
 }
 static inline int nkv_bit(const nkv_bits *bits, uint32_t at) {
     return (int)(bits->word[at / 64] >> (at % 64) & 1);
@@ -58,9 +58,9 @@ void nkv_name_drop(nkv_arena *a, uint32_t stream, uint64_t name);
 /* Fetch ahead what `nkv_name_find` looks at. */
 static inline __attribute__((always_inline)) void nkv_name_prefetch(
     const nkv_arena *a, uint32_t stream, uint64_t name) {
-    nkv_table_prefetch(a, &a->h->names, nkv_name_tag(a, 0, name));
+    nkv_cells_prefetch(a, &a->h->names, nkv_name_tag(a, 0, name));
     if (a->streams[stream].own_names)
-        nkv_table_prefetch(a, &a->h->names, nkv_name_tag(a, stream, name));
+        nkv_cells_prefetch(a, &a->h->names, nkv_name_tag(a, stream, name));
 }
 
 #endif

@@ -5,7 +5,7 @@
 enum {
     NAME_PAGES_A_PIECE = NKV_PIECE_BLOCKS / NKV_PAGE_BLOCKS + 2,
     HEAP_RESERVE_UNITS = 1 << 18,   /* more than any call takes between two checks */
-    BLOCK_BYTES = 64,
+    BLOCK_BYTES = 96,
 };
 
 uint32_t nkv_head_find(const nkv_arena *a, const nkv_key *key) {

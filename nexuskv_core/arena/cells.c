@@ -1,0 +1,157 @@
+#include "cells.h"
+
+enum {
+    MOVED_AN_ADD = 4,          /* buckets moved with an insertion, at least */
+    MOVED_AT_ONCE = 64,        /* under one version */
+    FULL_PERCENT = 85,         /* when it begins to grow */
+};
+
+/* The hashes of a bucket are from this one on, where there are so many buckets. */
+static uint64_t first_tag(uint64_t bucket, uint64_t buckets) {
+    return ((bucket << 32) + buckets - 1) / buckets;
+}
+
+static uint32_t tag_of(uint64_t first, uint16_t low) {
+    return (uint32_t)(first + (uint16_t)(low - first));
+}
+
+static int spill(nkv_arena *a, nkv_cells *t, nkv_bucket *b, uint32_t tag, uint32_t number) {
+    int status = b->spilled == UINT16_MAX ? NKV_FULL : NKV_OK;
+    if (status == NKV_OK) status = nkv_table_add(a, &t->spill, tag, number);
+    if (status == NKV_OK) __atomic_store_n(&b->spilled, b->spilled + 1, __ATOMIC_RELEASE);
+    return status;
+}
+
+/* Put an entry into its bucket, or beside it where that is full. */
+static int put(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
+    nkv_bucket *b = nkv_bucket_at(a, t, nkv_home(&t->in, tag));
+    uint32_t vacant = nkv_bucket_free(b);
+    if (!vacant) return spill(a, t, b, tag, number);
+    nkv_bucket_put(b, vacant, tag, number);
+    return NKV_OK;
+}
+
+/* ---- growing */
+
+/* Entries beside a bucket come back, as there is more room now; they stay beside it otherwise. */
+static void bring_back(nkv_arena *a, nkv_cells *t, uint64_t bucket, uint32_t spilled) {
+    uint64_t from = first_tag(bucket, t->in.buckets), to = first_tag(bucket + 1, t->in.buckets);
+    uint32_t tags[16], numbers[16];
+    while (spilled) {
+        uint32_t n = 0;
+        while (n < 16 && n < spilled &&
+               (numbers[n] = nkv_table_take(a, &t->spill, from, to, &tags[n])) != 0)
+            n++;
+        if (!n) return;
+        /* There was room for them a moment ago. */
+        for (uint32_t i = 0; i < n; i++) put(a, t, tags[i], numbers[i]);
+        spilled -= n;
+    }
+}
+
+/* The entries of one bucket go to buckets that are never before it. */
+static void move_bucket(nkv_arena *a, nkv_cells *t, uint64_t bucket) {
+    nkv_bucket *b = nkv_bucket_at(a, t, bucket), was = *b;
+    uint64_t first = first_tag(bucket, t->in.buckets);
+    for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
+        __atomic_store_n(&b->number[i], 0, __ATOMIC_RELAXED);
+    __atomic_store_n(&b->spilled, 0, __ATOMIC_RELAXED);
+    t->in.border = bucket;
+    for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
+        if (was.number[i]) put(a, t, tag_of(first, was.low[i]), was.number[i]);
+    if (was.spilled) bring_back(a, t, bucket, was.spilled);
+}
+
+static void move_some(nkv_arena *a, nkv_cells *t) {
+    nkv_begin(&t->seq);
+    for (uint32_t i = 0; i < MOVED_AT_ONCE && t->in.border; i++)
+        move_bucket(a, t, t->in.border - 1);
+    if (!t->in.border) {
+        t->in.buckets = t->in.wider;
+        t->in.wider = 0;
+    }
+    nkv_end(&t->seq);
+}
+
+static void begin_growth(nkv_cells *t) {
+    uint64_t wanted = nkv_extent_next(&t->in, NKV_CELLS_GROWTH);
+    if (wanted <= t->in.buckets) return;
+    nkv_begin(&t->seq);
+    t->in.wider = wanted;
+    t->in.border = t->in.buckets;
+    nkv_end(&t->seq);
+}
+
+void nkv_cells_grow(nkv_arena *a, nkv_cells *t) {
+    if (t->in.wider) {
+        if (t->count % (MOVED_AT_ONCE / MOVED_AN_ADD) == 0) move_some(a, t);
+    } else if (t->count * 100 >= t->in.buckets * NKV_CELL_SLOTS * FULL_PERCENT) {
+        begin_growth(t);
+    }
+}
+
+/* ---- adding and dropping */
+
+int nkv_cells_spill(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
+    int status;
+    nkv_begin(&t->seq);
+    status = spill(a, t, nkv_bucket_at(a, t, nkv_home(&t->in, tag)), tag, number);
+    nkv_end(&t->seq);
+    return status;
+}
+
+int nkv_cells_drop(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
+    nkv_bucket *b = nkv_bucket_at(a, t, nkv_home(&t->in, tag));
+    int dropped = 0;
+    for (uint32_t i = 0; i < NKV_CELL_SLOTS && !dropped; i++) {
+        if (b->number[i] != number) continue;
+        __atomic_store_n(&b->number[i], 0, __ATOMIC_RELEASE);
+        dropped = 1;
+    }
+    if (!dropped && b->spilled) {
+        nkv_begin(&t->seq);
+        dropped = nkv_table_drop(a, &t->spill, tag, number);
+        __atomic_store_n(&b->spilled, b->spilled - dropped, __ATOMIC_RELEASE);
+        nkv_end(&t->seq);
+    }
+    t->count -= (uint64_t)dropped;
+    return dropped;
+}
+
+/* ---- checking */
+
+static const char *check_bucket(const nkv_arena *a, const nkv_cells *t, uint64_t bucket) {
+    const nkv_bucket *b = nkv_bucket_at(a, t, bucket);
+    /* Old buckets are before the border, those of the wider table are not. */
+    uint64_t buckets = t->in.wider && bucket >= t->in.border ? t->in.wider : t->in.buckets;
+    uint64_t from = first_tag(bucket, buckets), to = first_tag(bucket + 1, buckets);
+    uint32_t spilled = 0, tag;
+    nkv_probe probe;
+    for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++) {
+        uint32_t here = tag_of(from, b->low[i]);
+        if (b->number[i] && (here >= to || nkv_home(&t->in, here) != bucket))
+            return "an entry in another's bucket";
+    }
+    if (!b->spilled) return NULL;
+    for (uint64_t each = from; each < to; each++) {
+        tag = (uint32_t)each;
+        nkv_probe_start(&probe, a, &t->spill, tag);
+        while (nkv_probe_next(&probe)) spilled++;
+    }
+    return spilled == b->spilled ? NULL : "a bucket that counts wrongly what is beside it";
+}
+
+const char *nkv_cells_check(const nkv_arena *a, const nkv_cells *t, uint64_t *count) {
+    uint64_t spilled = 0, beside;
+    const char *found = nkv_table_check(a, &t->spill, &beside);
+    *count = beside;
+    if (t->seq & 1) return "a table that changes";
+    for (uint64_t i = 0; i < nkv_extent_end(&t->in) && !found; i++) {
+        const nkv_bucket *b = nkv_bucket_at(a, t, i);
+        *count += (uint64_t)(NKV_CELL_SLOTS - __builtin_popcount(nkv_bucket_free(b)));
+        spilled += b->spilled;
+        found = check_bucket(a, t, i);
+    }
+    if (!found && (spilled != beside || *count != t->count)) found = "a table that counts wrongly";
+    return found;
+}
