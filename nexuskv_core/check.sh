@@ -21,6 +21,11 @@ build() {  # directory, flags
         --quiet build_ext --inplace > build.log 2>&1) || { tail -40 "$1/build.log"; exit 1; }
 }
 
+echo "== warnings"
+for file in nexuskv_core/arena/*.c; do
+    cc -O2 -std=gnu11 -Wall -Wextra -Wsign-compare -Wshadow -Werror -fsyntax-only "$file"
+done
+
 echo "== AddressSanitizer and UndefinedBehaviorSanitizer"
 copy .bench/core-asan
 build .bench/core-asan "-O1 -g -fno-omit-frame-pointer -fsanitize=address,undefined"

@@ -1,9 +1,12 @@
 #include "cells.h"
 
+#include <stdlib.h>
+
 enum {
     MOVED_AN_ADD = 4,          /* buckets moved with an insertion, at least */
     MOVED_AT_ONCE = 64,        /* under one version */
     FULL_PERCENT = 85,         /* when it begins to grow */
+    MOST_SPILLED = 64,         /* of a bucket; far more than chance brings */
 };
 
 /* The hashes of a bucket are from this one on, where there are so many buckets. */
@@ -16,7 +19,7 @@ static uint32_t tag_of(uint64_t first, uint16_t low) {
 }
 
 static int spill(nkv_arena *a, nkv_cells *t, nkv_bucket *b, uint32_t tag, uint32_t number) {
-    int status = b->spilled == UINT16_MAX ? NKV_FULL : NKV_OK;
+    int status = b->spilled == MOST_SPILLED ? NKV_FULL : NKV_OK;
     if (status == NKV_OK) status = nkv_table_add(a, &t->spill, tag, number);
     if (status == NKV_OK) __atomic_store_n(&b->spilled, b->spilled + 1, __ATOMIC_RELEASE);
     return status;
@@ -33,33 +36,22 @@ static int put(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
 
 /* ---- growing */
 
-/* Entries beside a bucket come back, as there is more room now; they stay beside it otherwise. */
-static void bring_back(nkv_arena *a, nkv_cells *t, uint64_t bucket, uint32_t spilled) {
-    uint64_t from = first_tag(bucket, t->in.buckets), to = first_tag(bucket + 1, t->in.buckets);
-    uint32_t tags[16], numbers[16];
-    while (spilled) {
-        uint32_t n = 0;
-        while (n < 16 && n < spilled &&
-               (numbers[n] = nkv_table_take(a, &t->spill, from, to, &tags[n])) != 0)
-            n++;
-        if (!n) return;
-        /* There was room for them a moment ago. */
-        for (uint32_t i = 0; i < n; i++) put(a, t, tags[i], numbers[i]);
-        spilled -= n;
-    }
-}
-
-/* The entries of one bucket go to buckets that are never before it. */
+/* The entries of one bucket, and those beside it, go to buckets that are never before it. All are
+ * taken out first, as some of them may have to go beside the next one. */
 static void move_bucket(nkv_arena *a, nkv_cells *t, uint64_t bucket) {
     nkv_bucket *b = nkv_bucket_at(a, t, bucket), was = *b;
-    uint64_t first = first_tag(bucket, t->in.buckets);
+    uint64_t from = first_tag(bucket, t->in.buckets), to = first_tag(bucket + 1, t->in.buckets);
+    uint32_t tags[MOST_SPILLED], numbers[MOST_SPILLED];
+    for (uint32_t i = 0; i < was.spilled; i++)
+        numbers[i] = nkv_table_take(a, &t->spill, from, to, &tags[i]);
     for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
         __atomic_store_n(&b->number[i], 0, __ATOMIC_RELAXED);
     __atomic_store_n(&b->spilled, 0, __ATOMIC_RELAXED);
     t->in.border = bucket;
     for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
-        if (was.number[i]) put(a, t, tag_of(first, was.low[i]), was.number[i]);
-    if (was.spilled) bring_back(a, t, bucket, was.spilled);
+        if (was.number[i]) put(a, t, tag_of(from, was.low[i]), was.number[i]);
+    for (uint32_t i = 0; i < was.spilled; i++)
+        if (numbers[i]) put(a, t, tags[i], numbers[i]);
 }
 
 static void move_some(nkv_arena *a, nkv_cells *t) {
@@ -125,33 +117,37 @@ static const char *check_bucket(const nkv_arena *a, const nkv_cells *t, uint64_t
     /* Old buckets are before the border, those of the wider table are not. */
     uint64_t buckets = t->in.wider && bucket >= t->in.border ? t->in.wider : t->in.buckets;
     uint64_t from = first_tag(bucket, buckets), to = first_tag(bucket + 1, buckets);
-    uint32_t spilled = 0, tag;
-    nkv_probe probe;
     for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++) {
         uint32_t here = tag_of(from, b->low[i]);
         if (b->number[i] && (here >= to || nkv_home(&t->in, here) != bucket))
             return "an entry in another's bucket";
     }
-    if (!b->spilled) return NULL;
-    for (uint64_t each = from; each < to; each++) {
-        tag = (uint32_t)each;
-        nkv_probe_start(&probe, a, &t->spill, tag);
-        while (nkv_probe_next(&probe)) spilled++;
-    }
-    return spilled == b->spilled ? NULL : "a bucket that counts wrongly what is beside it";
+    return NULL;
+}
+
+/* Every bucket counts rightly what is beside it. */
+static const char *check_spilled(const nkv_arena *a, const nkv_cells *t) {
+    uint64_t end = nkv_extent_end(&t->in), beside = nkv_table_end(&t->spill) * NKV_BUCKET_SLOTS;
+    uint16_t *counts = calloc(end, sizeof *counts);
+    const uint64_t *entries = nkv_slots(a, &t->spill, 0);
+    const char *found = counts ? NULL : "no memory to check";
+    for (uint64_t i = 0; i < beside && !found; i++)
+        if (entries[i]) counts[nkv_home(&t->in, (uint32_t)(entries[i] >> 32))]++;
+    for (uint64_t i = 0; i < end && !found; i++)
+        if (counts[i] != nkv_bucket_at(a, t, i)->spilled)
+            found = "a bucket that counts wrongly what is beside it";
+    free(counts);
+    return found;
 }
 
 const char *nkv_cells_check(const nkv_arena *a, const nkv_cells *t, uint64_t *count) {
-    uint64_t spilled = 0, beside;
-    const char *found = nkv_table_check(a, &t->spill, &beside);
-    *count = beside;
+    const char *found = nkv_table_check(a, &t->spill, count);
     if (t->seq & 1) return "a table that changes";
     for (uint64_t i = 0; i < nkv_extent_end(&t->in) && !found; i++) {
         const nkv_bucket *b = nkv_bucket_at(a, t, i);
         *count += (uint64_t)(NKV_CELL_SLOTS - __builtin_popcount(nkv_bucket_free(b)));
-        spilled += b->spilled;
         found = check_bucket(a, t, i);
     }
-    if (!found && (spilled != beside || *count != t->count)) found = "a table that counts wrongly";
-    return found;
+    if (!found) found = check_spilled(a, t);
+    return found || *count == t->count ? found : "a table that counts wrongly";
 }

@@ -1,6 +1,8 @@
 """What a user of the block index would notice, beyond answers that are right."""
 
 import random
+import subprocess
+import sys
 from array import array
 from pathlib import Path
 
@@ -90,6 +92,35 @@ def test_a_bound_in_bytes_holds_under_churn_and_a_hot_prefix_stays() -> None:
     index.check_invariants()
     assert max(used) <= 4 << 20
     assert index.stats()["forgotten"] > 100_000
+
+
+def test_a_hot_prefix_stays_and_resident_memory_is_flat_under_churn() -> None:
+    """In a process of its own: nothing else may grow in it."""
+    finished = subprocess.run(
+        [sys.executable, "-m", "tests.core.block_churn"],
+        cwd=Path(__file__).resolve().parents[2], capture_output=True, text=True, timeout=120,
+        check=False,
+    )  # fmt: skip
+    assert finished.returncode == 0, finished.stdout + finished.stderr
+
+
+def test_the_table_of_names_grows_and_empties() -> None:
+    """From 65,536 buckets, when 557,000 names are in them."""
+    index = BlockIndex()
+    holder = one_holder(index)
+    made = random.Random(1)
+    parts = [(array("Q", made.randbytes(8 * 4096)), made.randbytes(16 * 4096)) for _ in range(200)]
+    for names, keys in parts:
+        assert index.store(holder, names, keys) == 4096
+    index.check_invariants()
+    for names, keys in parts[::20]:
+        assert index.find_names(index.stream_of(holder), names) == [(holder, 0, 4096)]
+        assert index.reach(keys) == {holder: 4096}
+    for names, _ in parts:
+        assert index.remove(holder, names) == 4096
+    index.check_invariants()
+    assert index.stats()["blocks"] == 0
+    assert index.store(holder, *parts[0]) == 4096
 
 
 def test_a_store_beyond_what_may_ever_be_kept_is_refused_and_counted() -> None:

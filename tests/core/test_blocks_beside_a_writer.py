@@ -1,5 +1,6 @@
 """Readers in other processes and threads, beside a writer that never pauses, and one that dies."""
 
+import mmap
 import os
 import socket
 import subprocess
@@ -116,6 +117,34 @@ def test_a_writer_killed_at_any_moment_leaves_answers_or_no_answer() -> None:
         assert answered
         # A reader waits 5 ms for a writer that is in the midst of something.
         assert time.monotonic() - begun < 2
+
+
+@pytest.fixture(scope="module")
+def table_version_at(tmp_path_factory: pytest.TempPathFactory) -> int:
+    """Where in the arena the version of the table of runs is."""
+    program = tmp_path_factory.mktemp("offset") / "offset"
+    text = '#include "layout.h"\n#include <stdio.h>\nint main(void) { printf("%zu", offsetof('
+    compiler = ["cc", "-x", "c", "-", "-I", str(ROOT / "nexuskv_core" / "arena"), "-o", program]
+    source = f"{text}nkv_header, heads.seq)); }}"
+    subprocess.run(compiler, input=source, text=True, check=True, timeout=60)
+    return int(subprocess.check_output([program], text=True, timeout=10))
+
+
+def test_what_a_dead_writer_left_unfinished_is_no_answer(table_version_at: int) -> None:
+    index = BlockIndex(max_blocks=10_000, shared=True)
+    holder = index.open_holder(index.open_stream(b"stream"))
+    index.store(holder, *pattern(0))
+    index.store(holder, *pattern(1))
+    reader = BlockIndex.attach(index.fd())
+    gone, keys = pattern(3)[1], pattern(1)[1]
+    assert reader.reach(gone) == {holder: 100}
+    with mmap.mmap(index.fd(), 4096) as arena:
+        arena[table_version_at] |= 1
+    # What is found is checked by itself; where a run leads on to another, nobody knows.
+    assert reader.reach(keys) == {holder: BLOCKS}
+    for read in (reader.reach, reader.find, lambda keys: reader.reach_many([keys])):
+        with pytest.raises(BusyError):
+            read(gone)
 
 
 def test_threads_read_in_batches_beside_the_writer() -> None:
