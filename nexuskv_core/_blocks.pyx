@@ -8,7 +8,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport free, malloc
+from libc.stdlib cimport calloc, free, malloc
 from libc.string cimport memcpy, memset
 
 import json
@@ -311,6 +311,55 @@ class IndexFullError(RuntimeError):
     """Nothing was stored, since nothing can be forgotten to make room."""
 
 
+ctypedef int (*Look)(
+    const nkv_arena*, const nkv_key*, uint32_t, nkv_segments*
+) noexcept nogil
+
+
+@cython.final
+cdef class _Batch:
+    """Queries that are looked up together, and what was found."""
+    cdef list given             # keeps the keys where they are
+    cdef Py_ssize_t count
+    cdef nkv_segments* found
+    cdef const nkv_key** keys
+    cdef uint32_t* lengths
+
+    def __cinit__(self, queries):
+        cdef Py_ssize_t i
+        self.given = list(queries)
+        self.count = len(self.given)
+        self.found = <nkv_segments*>calloc(self.count + 1, sizeof(nkv_segments))
+        self.keys = <const nkv_key**>malloc((self.count + 1) * sizeof(void*))
+        self.lengths = <uint32_t*>malloc((self.count + 1) * sizeof(uint32_t))
+        if self.found == NULL or self.keys == NULL or self.lengths == NULL:
+            raise MemoryError
+        for i in range(self.count):
+            self.keys[i] = <const nkv_key*>PyBytes_AS_STRING(<bytes?>self.given[i])
+            self.lengths[i] = blocks_of(<bytes>self.given[i])
+
+    def __dealloc__(self):
+        cdef Py_ssize_t i
+        if self.found != NULL:
+            for i in range(self.count):
+                nkv_segments_free(&self.found[i])
+        free(self.found)
+        free(self.keys)
+        free(self.lengths)
+
+    cdef int look(self, const nkv_arena* arena, Look one) except -1:
+        cdef Py_ssize_t i
+        cdef int status = NKV_OK
+        with nogil:
+            for i in range(self.count):
+                if i + QUERIES_AHEAD < self.count and self.lengths[i + QUERIES_AHEAD]:
+                    nkv_head_prefetch(arena, self.keys[i + QUERIES_AHEAD])
+                status = one(arena, self.keys[i], self.lengths[i], &self.found[i])
+                if status != NKV_OK:
+                    break
+        return raise_read(status)
+
+
 @cython.final
 cdef class BlockIndex:
     """Which holder has which blocks of which chains; see README.md and `block_reference.py`.
@@ -528,7 +577,7 @@ cdef class BlockIndex:
         raise_read(nkv_find(
             &self.arena, <const nkv_key*>PyBytes_AS_STRING(keys), blocks_of(keys), &self.segments
         ))
-        return self.segments_found()
+        return segments_of(&self.segments)
 
     def find_names(self, stream, names):
         cdef uint32_t number = self.open_stream_of(stream)
@@ -536,15 +585,7 @@ cdef class BlockIndex:
         raise_read(nkv_find_names(
             &self.arena, number, <const uint64_t*>words.data, <uint32_t>words.count, &self.segments
         ))
-        return self.segments_found()
-
-    cdef list segments_found(self):
-        cdef list found = []
-        cdef nkv_segment* s = self.segments.found
-        cdef uint32_t i
-        for i in range(self.segments.count):
-            found.append((s[i].holder, s[i].start, s[i].end))
-        return found
+        return segments_of(&self.segments)
 
     def reach(self, keys):
         """Of a list only the keys that have to be looked at are."""
@@ -562,36 +603,14 @@ cdef class BlockIndex:
 
     def reach_many(self, queries):
         """Without the GIL: threads help here, as they do not for single lookups."""
-        cdef list given = list(queries)
-        cdef Py_ssize_t count = len(given), i
-        cdef nkv_segments* found = <nkv_segments*>malloc(count * sizeof(nkv_segments) + 1)
-        cdef const nkv_key** keys = <const nkv_key**>malloc(count * sizeof(void*) + 1)
-        cdef uint32_t* lengths = <uint32_t*>malloc(count * sizeof(uint32_t) + 1)
-        cdef int status = NKV_OK
-        if found != NULL:
-            memset(found, 0, count * sizeof(nkv_segments))
-        try:
-            if found == NULL or keys == NULL or lengths == NULL:
-                raise MemoryError
-            for i in range(count):
-                keys[i] = <const nkv_key*>PyBytes_AS_STRING(<bytes?>given[i])
-                lengths[i] = blocks_of(<bytes>given[i])
-            with nogil:
-                for i in range(count):
-                    if i + QUERIES_AHEAD < count and lengths[i + QUERIES_AHEAD]:
-                        nkv_head_prefetch(&self.arena, keys[i + QUERIES_AHEAD])
-                    status = nkv_reach(&self.arena, keys[i], lengths[i], &found[i])
-                    if status != NKV_OK:
-                        break
-            raise_read(status)
-            return [reach_of(&found[i]) for i in range(count)]
-        finally:
-            if found != NULL:
-                for i in range(count):
-                    nkv_segments_free(&found[i])
-            free(found)
-            free(keys)
-            free(lengths)
+        cdef _Batch batch = _Batch(queries)
+        batch.look(&self.arena, nkv_reach)
+        return [reach_of(&batch.found[i]) for i in range(batch.count)]
+
+    def find_many(self, queries):
+        cdef _Batch batch = _Batch(queries)
+        batch.look(&self.arena, nkv_find)
+        return [segments_of(&batch.found[i]) for i in range(batch.count)]
 
     # ---- looking inside
 
@@ -716,6 +735,14 @@ cdef uint32_t blocks_of(bytes keys) except? 0:
     if length % KEY_BYTES:
         raise ValueError("keys has 16 bytes for each block")
     return <uint32_t>(length // KEY_BYTES)
+
+
+cdef list segments_of(const nkv_segments* s):
+    cdef list found = []
+    cdef uint32_t i
+    for i in range(s.count):
+        found.append((s.found[i].holder, s.found[i].start, s.found[i].end))
+    return found
 
 
 cdef dict reach_of(const nkv_segments* s):
