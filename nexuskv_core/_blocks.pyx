@@ -107,10 +107,6 @@ cdef extern from "arena/table.h":
         if (!PyBytes_CheckExact(item) || PyBytes_GET_SIZE(item) != 16) return NULL;
         return (const nkv_key *)PyBytes_AS_STRING(item);
     }
-    static inline __attribute__((always_inline)) void nkv_head_prefetch(
-        const nkv_arena *a, const nkv_key *key) {
-        nkv_table_prefetch(a, &a->h->heads, (uint32_t)(key->hi >> 32));
-    }
     """
     const nkv_key* nkv_key_in(void*, uint32_t) noexcept nogil
     void nkv_head_prefetch(const nkv_arena*, const nkv_key*) nogil

@@ -216,29 +216,32 @@ typedef struct {
 
 static inline int is_settled(const nkv_leg *leg) { return leg->same + 1 == leg->differs; }
 
-/* Block offsets of a run whose keys are to be compared with the path's: the last one that may be on
- * it, and those that something hangs on, where a path that goes on elsewhere leaves the run. */
-typedef struct { uint32_t off[NKV_FORKS + 1], count; } nkv_marks;
-
-static void marks_of(const nkv_leg *leg, nkv_marks *m) {
-    m->count = 0;
-    m->off[m->count++] = leg->most - 1;
-    for (uint32_t i = 0; i < leg->v.r.forks && i < NKV_FORKS; i++)
-        if (leg->v.r.fork[i] + 1 < leg->most) m->off[m->count++] = leg->v.r.fork[i];
+/* The forks of a leg's run at which the path may leave it. */
+static inline int leaves_at(const nkv_leg *leg, uint32_t off) {
+    return off + 1 >= leg->same && off + 1 < leg->differs;
 }
 
-/* Have the keys of all of them, and who has the blocks, on the way into the cache at once. */
-static void fetch_ahead(const nkv_arena *a, const nkv_view *v, const nkv_marks *m) {
-    const nkv_holder *holder = &a->holders[v->r.hold.holder];
+static inline uint32_t listed_forks(const nkv_leg *leg) {
+    return leg->v.r.forks < NKV_FORKS ? leg->v.r.forks : NKV_FORKS;
+}
+
+/* Have all that is looked at next on its way into the cache at once: the last key that may be on the
+ * path, who has the blocks, and where the runs are found that hang on this one. */
+static int fetch_ahead(const nkv_arena *a, const nkv_leg *leg, const nkv_path *path, uint32_t at) {
+    const nkv_view *v = &leg->v;
+    const nkv_key *key = view_key(a, v, leg->most - 1);
+    if (key) __builtin_prefetch(key);
     if (v->r.hold_room) __builtin_prefetch(view_holds(a, v));
-    else if (v->r.hold.holder < a->h->holders.capacity) __builtin_prefetch(holder);
-    if (v->r.pages_cap > 1 && in_heap(a, v->r.dir, 4 * (uint64_t)v->r.pages_cap))
-        for (uint32_t i = 0; i < m->count; i++)
-            __builtin_prefetch((uint32_t *)nkv_heap_at(a, v->r.dir) + m->off[i] / NKV_PAGE_BLOCKS);
-    for (uint32_t i = 0; i < m->count; i++) {
-        const nkv_key *key = view_key(a, v, m->off[i]);
-        if (key) __builtin_prefetch(key);
+    else if (v->r.hold.holder < a->h->holders.capacity)
+        __builtin_prefetch(&a->holders[v->r.hold.holder]);
+    for (uint32_t i = 0; i < listed_forks(leg); i++) {
+        const nkv_key *child;
+        if (!leaves_at(leg, v->r.fork[i])) continue;
+        child = path_key(path, at + v->r.fork[i] + 1);
+        if (!child) return NKV_BAD_KEY;
+        nkv_head_prefetch(a, child);
     }
+    return NKV_OK;
 }
 
 /* Narrow the leg by the key at one offset. NKV_OK, TORN, or NKV_BAD_KEY. */
@@ -252,28 +255,50 @@ static int compare(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint3
     return NKV_OK;
 }
 
+static int find_leg(const nkv_arena *a, const nkv_path *path, uint32_t at, uint32_t count,
+                    nkv_leg *leg, nkv_leg *next);
+
+/* Whether the path goes on in a run that hangs on this one, which is `next` then: what that run
+ * says of the path holds for all before it. */
+static int try_children(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
+                        uint32_t count, nkv_leg *next) {
+    for (uint32_t i = 0; i < listed_forks(leg); i++) {
+        uint32_t off = leg->v.r.fork[i];
+        int status;
+        if (!leaves_at(leg, off)) continue;
+        status = find_leg(a, path, at + off + 1, count, next, NULL);
+        if (status != NKV_OK) return status;
+        if (!next->v.id) continue;
+        leg->same = off + 1;
+        leg->differs = off + 2;
+        return NKV_OK;
+    }
+    return NKV_OK;
+}
+
 /* How far the path at least goes along a run that may begin with its next key; `same` is 0 where it
  * does not. A key stands for all before it, so the first one is looked at last. */
 static int begin_leg(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
-                     uint32_t count) {
-    nkv_marks marks;
-    int status = NKV_OK;
+                     uint32_t count, nkv_leg *next) {
+    int status;
     leg->most = leg->v.r.len < count - at ? leg->v.r.len : count - at;
     leg->same = 0;
     leg->differs = leg->most + 1;
-    marks_of(leg, &marks);
-    fetch_ahead(a, &leg->v, &marks);
-    for (uint32_t i = 0; i < marks.count && status == NKV_OK; i++)
-        if (marks.off[i] >= leg->same && marks.off[i] + 1 < leg->differs)
-            status = compare(a, leg, path, at, marks.off[i]);
+    status = fetch_ahead(a, leg, path, at);
+    if (status == NKV_OK) status = compare(a, leg, path, at, leg->most - 1);
+    if (next && status == NKV_OK && !leg->same)
+        status = try_children(a, leg, path, at, count, next);
+    for (uint32_t i = 0; i < listed_forks(leg) && status == NKV_OK; i++)
+        if (!is_settled(leg) && leaves_at(leg, leg->v.r.fork[i]))
+            status = compare(a, leg, path, at, leg->v.r.fork[i]);
     if (status == NKV_OK && !leg->same && leg->differs > 1) status = compare(a, leg, path, at, 0);
     return status;
 }
 
 /* The run that begins with the path's key at `at`: NKV_OK with the leg, whose run is 0 where there
- * is none. */
+ * is none. With `next`, that is the run in which the path goes on, if it is found at once. */
 static int find_leg(const nkv_arena *a, const nkv_path *path, uint32_t at, uint32_t count,
-                    nkv_leg *leg) {
+                    nkv_leg *leg, nkv_leg *next) {
     const nkv_table *t = &a->h->heads;
     const nkv_key *key = path_key(path, at);
     if (!key) return NKV_BAD_KEY;
@@ -285,27 +310,27 @@ static int find_leg(const nkv_arena *a, const nkv_path *path, uint32_t at, uint3
         while ((run = nkv_probe_next(&probe)) != 0) {
             int status = look(a, run, &leg->v);
             leg->same = 0;
+            if (next) next->v.id = 0;
             if (status == NKV_OK && leg->v.r.len)
-                status = begin_leg(a, leg, path, at, count);
+                status = begin_leg(a, leg, path, at, count, next);
             if (status < 0) return status;
             if (status == NKV_OK && leg->same && still(a, &leg->v)) return NKV_OK;
             if (status == TORN || !still(a, &leg->v)) torn = 1;
         }
         leg->v.id = 0;
+        if (next) next->v.id = 0;
         if (seen & 1) return NKV_BUSY;
         if (!torn && nkv_same(&t->seq, seen)) return NKV_OK;
     }
     return NKV_BUSY;
 }
 
-/* Find where path and run part: first it is looked whether the path goes on where something hangs,
- * in which case that is `next`; then by halving. NKV_OK, TORN, or what went wrong. */
+/* Find where path and run part: first it is looked whether the path goes on where something hangs;
+ * then by halving. NKV_OK, TORN, or what went wrong. */
 static int settle(const nkv_arena *a, nkv_leg *leg, const nkv_path *path, uint32_t at,
                   uint32_t count, nkv_leg *next) {
     int status = NKV_OK;
-    next->v.id = 0;
-    if (!is_settled(leg) && leg->v.r.forks) status = find_leg(a, path, at + leg->same, count, next);
-    if (next->v.id) leg->differs = leg->same + 1;
+    if (!is_settled(leg)) status = try_children(a, leg, path, at, count, next);
     while (status == NKV_OK && !is_settled(leg))
         status = compare(a, leg, path, at, leg->same + (leg->differs - leg->same) / 2 - 1);
     return status;
@@ -340,8 +365,12 @@ static int walk(const nkv_arena *a, const nkv_path *path, uint32_t count, int fi
     next.v.id = 0;
     while (step.at < count) {
         int status = NKV_OK;
-        if (next.v.id) leg = next;
-        else status = find_leg(a, path, step.at, count, &leg);
+        if (next.v.id) {
+            leg = next;
+            next.v.id = 0;
+        } else {
+            status = find_leg(a, path, step.at, count, &leg, &next);
+        }
         if (status != NKV_OK) return status;
         if (!leg.v.id) break;
         status = settle(a, &leg, path, step.at, count, &next);

@@ -6,6 +6,11 @@
 
 static inline uint32_t nkv_head_tag(const nkv_key *key) { return (uint32_t)(key->hi >> 32); }
 
+/* Fetch ahead where the run of this key is found. */
+static inline __attribute__((always_inline)) void nkv_head_prefetch(const nkv_arena *a,
+                                                                    const nkv_key *key) {
+    nkv_table_prefetch(a, &a->h->heads, nkv_head_tag(key));
+}
 /* The run that begins with this key, or 0. */
 uint32_t nkv_head_find(const nkv_arena *a, const nkv_key *key);
 /* A new run of these keys that hangs on a block (run 0: on none); 0 without memory. */
