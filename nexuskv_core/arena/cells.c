@@ -21,20 +21,32 @@ static uint32_t tag_of(uint64_t first, uint16_t low) {
 static int spill(nkv_arena *a, nkv_cells *t, nkv_bucket *b, uint32_t tag, uint32_t number) {
     int status = b->spilled == MOST_SPILLED ? NKV_FULL : NKV_OK;
     if (status == NKV_OK) status = nkv_table_add(a, &t->spill, tag, number);
-    if (status == NKV_OK) __atomic_store_n(&b->spilled, b->spilled + 1, __ATOMIC_RELEASE);
-    return status;
-}
-
-/* Put an entry into its bucket, or beside it where that is full. */
-static int put(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
-    nkv_bucket *b = nkv_bucket_at(a, t, nkv_home(&t->in, tag));
-    uint32_t vacant = nkv_bucket_free(b);
-    if (!vacant) return spill(a, t, b, tag, number);
-    nkv_bucket_put(b, vacant, tag, number);
+    if (status != NKV_OK) return status;
+    b->spilled++;
+    __atomic_store_n(&b->sieve, b->sieve | 1u << (tag & 15), __ATOMIC_RELEASE);
     return NKV_OK;
 }
 
 /* ---- growing */
+
+/* The buckets that one bucket's entries go to, and their free slots as bits: kept here, as reading
+ * them again just after they were written is slow. */
+enum { NEAR = 3 };
+typedef struct {
+    nkv_bucket *first;
+    uint64_t at;
+    uint32_t vacant[NEAR];
+} nkv_near;
+
+static void put_near(nkv_arena *a, nkv_cells *t, nkv_near *n, uint32_t tag, uint32_t number) {
+    uint64_t i = nkv_bucket_of(tag, t->in.wider) - n->at;
+    if (!n->vacant[i]) {
+        spill(a, t, n->first + i, tag, number);     /* there was room for it a moment ago */
+        return;
+    }
+    nkv_bucket_put(n->first + i, n->vacant[i], tag, number);
+    n->vacant[i] &= n->vacant[i] - 1;
+}
 
 /* The entries of one bucket, and those beside it, go to buckets that are never before it. All are
  * taken out first, as some of them may have to go beside the next one. */
@@ -42,16 +54,21 @@ static void move_bucket(nkv_arena *a, nkv_cells *t, uint64_t bucket) {
     nkv_bucket *b = nkv_bucket_at(a, t, bucket), was = *b;
     uint64_t from = first_tag(bucket, t->in.buckets), to = first_tag(bucket + 1, t->in.buckets);
     uint32_t tags[MOST_SPILLED], numbers[MOST_SPILLED];
+    nkv_near near;
     for (uint32_t i = 0; i < was.spilled; i++)
         numbers[i] = nkv_table_take(a, &t->spill, from, to, &tags[i]);
     for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
         __atomic_store_n(&b->number[i], 0, __ATOMIC_RELAXED);
-    __atomic_store_n(&b->spilled, 0, __ATOMIC_RELAXED);
+    b->spilled = 0;
+    __atomic_store_n(&b->sieve, 0, __ATOMIC_RELAXED);
     t->in.border = bucket;
+    near.at = nkv_bucket_of((uint32_t)from, t->in.wider);
+    near.first = nkv_bucket_at(a, t, near.at);
+    for (uint32_t i = 0; i < NEAR; i++) near.vacant[i] = nkv_bucket_free(near.first + i);
     for (uint32_t i = 0; i < NKV_CELL_SLOTS; i++)
-        if (was.number[i]) put(a, t, tag_of(from, was.low[i]), was.number[i]);
+        if (was.number[i]) put_near(a, t, &near, tag_of(from, was.low[i]), was.number[i]);
     for (uint32_t i = 0; i < was.spilled; i++)
-        if (numbers[i]) put(a, t, tags[i], numbers[i]);
+        if (numbers[i]) put_near(a, t, &near, tags[i], numbers[i]);
 }
 
 static void move_some(nkv_arena *a, nkv_cells *t) {
@@ -103,7 +120,8 @@ int nkv_cells_drop(nkv_arena *a, nkv_cells *t, uint32_t tag, uint32_t number) {
     if (!dropped && b->spilled) {
         nkv_begin(&t->seq);
         dropped = nkv_table_drop(a, &t->spill, tag, number);
-        __atomic_store_n(&b->spilled, b->spilled - dropped, __ATOMIC_RELEASE);
+        b->spilled = (uint16_t)(b->spilled - dropped);
+        if (!b->spilled) __atomic_store_n(&b->sieve, 0, __ATOMIC_RELEASE);
         nkv_end(&t->seq);
     }
     t->count -= (uint64_t)dropped;
@@ -136,6 +154,11 @@ static const char *check_spilled(const nkv_arena *a, const nkv_cells *t) {
     for (uint64_t i = 0; i < end && !found; i++)
         if (counts[i] != nkv_bucket_at(a, t, i)->spilled)
             found = "a bucket that counts wrongly what is beside it";
+    for (uint64_t i = 0; i < beside && !found; i++) {
+        uint32_t tag = (uint32_t)(entries[i] >> 32);
+        if (entries[i] && !nkv_bucket_sieve(nkv_bucket_at(a, t, nkv_home(&t->in, tag)), tag))
+            found = "an entry beside a bucket that does not know of it";
+    }
     free(counts);
     return found;
 }

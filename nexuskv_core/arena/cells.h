@@ -68,6 +68,11 @@ static inline void nkv_bucket_put(nkv_bucket *b, uint32_t vacant, uint32_t tag, 
     __atomic_store_n(&b->number[slot], number, __ATOMIC_RELEASE);
 }
 
+/* Whether an entry with this hash may be beside the bucket. */
+static inline int nkv_bucket_sieve(const nkv_bucket *b, uint32_t tag) {
+    return __atomic_load_n(&b->sieve, __ATOMIC_ACQUIRE) >> (tag & 15) & 1;
+}
+
 typedef struct {
     const nkv_arena *a;
     const nkv_cells *t;
@@ -98,7 +103,7 @@ static inline uint32_t nkv_cells_next(nkv_cell_probe *p) {
         if (number) return number;
     }
     if (!p->spilled) {
-        if (!__atomic_load_n(&p->bucket->spilled, __ATOMIC_ACQUIRE)) return 0;
+        if (!nkv_bucket_sieve(p->bucket, p->tag)) return 0;
         p->spilled = 1;
         nkv_probe_start(&p->spill, p->a, &p->t->spill, p->tag);
     }

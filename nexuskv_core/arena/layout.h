@@ -57,8 +57,8 @@ enum { NKV_CELL_SLOTS = 10 };
 typedef struct {
     uint32_t number[NKV_CELL_SLOTS];   /* 0: free */
     uint16_t low[NKV_CELL_SLOTS];      /* of the hash */
-    uint16_t spilled;                  /* entries of this bucket that are in `spill` */
-    uint16_t spare;
+    uint16_t spilled;                  /* entries of this bucket that are in `spill`, */
+    uint16_t sieve;                    /* and the lowest four bits of their hashes, a bit each */
 } nkv_bucket;
 typedef struct {
     uint32_t seq;              /* odd while entries move, in `spill` too */

@@ -179,7 +179,7 @@ static int put_new(nkv_arena *a, uint32_t page, uint32_t at, uint64_t name, uint
     nkv_cells_grow(a, t);
     b = nkv_bucket_at(a, t, nkv_home(&t->in, tag));
     vacant = nkv_bucket_free(b);
-    if (((nkv_bucket_match(b, (uint16_t)tag) & ~vacant) || b->spilled) &&
+    if (((nkv_bucket_match(b, (uint16_t)tag) & ~vacant) || nkv_bucket_sieve(b, tag)) &&
         cell_of(a, p->stream, name, tag))
         return 1;
     p->name[at] = name;
