@@ -25,6 +25,7 @@ from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
     DecisionCounters,
     EngineCounts,
+    MatcherCounts,
     PipelineCounts,
     PolicyCounts,
     PolicyGauges,
@@ -153,9 +154,14 @@ class Metrics:
         """Read how many workers there are, their heartbeats and our calls at each scrape."""
         self.registry.register(Scraped(lambda: worker_families(counts(), heartbeats, calls)))
 
-    def watch_engines(self, engines: EngineCounts, stats: Callable[[], Mapping[str, int]]) -> None:
-        """Read what engines' events came to, and the index of blocks, at each scrape."""
-        self.registry.register(Scraped(lambda: engine_families(engines, stats())))
+    def watch_engines(
+        self,
+        engines: EngineCounts,
+        stats: Callable[[], Mapping[str, int]],
+        matcher: MatcherCounts,
+    ) -> None:
+        """Read what engines' events came to, the index of blocks and its queries at each scrape."""
+        self.registry.register(Scraped(lambda: engine_families(engines, stats(), matcher)))
 
     def watch_index_port(self, port: IndexPort) -> None:
         """Read how a reader of the index stands with the writer at each scrape."""

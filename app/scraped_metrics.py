@@ -100,6 +100,10 @@ class EngineTotals(Protocol):
     @property
     def beyond_limits(self) -> int: ...
     @property
+    def unclear(self) -> int: ...
+    @property
+    def left_out(self) -> Mapping[str, int]: ...
+    @property
     def index_full(self) -> int: ...
     @property
     def quarantined(self) -> int: ...
@@ -118,6 +122,13 @@ class EngineCounts(Protocol):
 
     def replays(self) -> Mapping[str, int]:
         """Replays by how they ended."""
+
+
+class MatcherCounts(Protocol):
+    """What the matcher counts of itself."""
+
+    @property
+    def unusable_kinds(self) -> int: ...
 
 
 class Scraped(Collector):
@@ -296,7 +307,9 @@ def worker_families(
     )
 
 
-def engine_families(engines: EngineCounts, stats: Mapping[str, int]) -> Iterable[Metric]:
+def engine_families(
+    engines: EngineCounts, stats: Mapping[str, int], matcher: MatcherCounts
+) -> Iterable[Metric]:
     found = GaugeMetricFamily(
         "nexuskv_engines", "Registered engines, by what is known of their blocks.", labels=["state"]
     )
@@ -333,12 +346,7 @@ def engine_families(engines: EngineCounts, stats: Mapping[str, int]) -> Iterable
         "nexuskv_engine_blocks_left_out",
         "Blocks that came with events and are not in the index, by why.",
         ("reason",),
-        {
-            ("unattributed",): totals.unattributed,
-            ("unplaced",): totals.unplaced,
-            ("limits",): totals.beyond_limits,
-            ("quarantine",): totals.quarantine_dropped,
-        },
+        _left_out(totals),
     )
     for name, help_text, count in (
         ("gaps", "Times that frames of an engine were missing.", totals.gaps),
@@ -351,7 +359,23 @@ def engine_families(engines: EngineCounts, stats: Mapping[str, int]) -> Iterable
         "Blocks that wait for their parent.",
         value=totals.quarantined,
     )
+    yield CounterMetricFamily(
+        "nexuskv_engine_queries_unusable_kind",
+        "Queries that left out blocks of an engine with an unknown attention kind.",
+        value=matcher.unusable_kinds,
+    )
     yield from block_families(stats)
+
+
+def _left_out(totals: EngineTotals) -> dict[tuple[str, ...], int]:
+    return {
+        ("unattributed",): totals.unattributed,
+        ("unplaced",): totals.unplaced,
+        ("limits",): totals.beyond_limits,
+        ("quarantine",): totals.quarantine_dropped,
+        ("unclear",): totals.unclear,
+        **{(reason,): count for reason, count in totals.left_out.items()},
+    }
 
 
 def block_families(stats: Mapping[str, int]) -> Iterable[Metric]:

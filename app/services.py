@@ -122,12 +122,13 @@ class Services:
 
     def _make_engines(self) -> None:
         """What engines say of their caches: who they are, their events, and queries."""
-        parts = engine_parts(self.settings, self.database, self.clock, self.hashing)
+        parts = engine_parts(self.settings, self.database, self.clock, self.ids, self.hashing)
         self.engines = parts.engines
         self.engine_intake = parts.intake
         self.matcher = parts.matcher
         self._engine_follower = parts.follower
-        self.metrics.watch_engines(parts.engines, parts.stats)
+        self.metrics.watch_engines(parts.engines, parts.stats, parts.matcher)
+        self.index_stats = parts.stats
         if parts.port is not None:
             self.metrics.watch_index_port(parts.port)
 

@@ -9,14 +9,16 @@ from app.engines.registration import EngineSpec
 _REF: Final = "#/components/schemas/"
 # Of the contract's types, which a registration has in it; the bridge's have some of their names.
 _PREFIX: Final = "Contract"
+_PYTHON_END: Final = b'\\\\Z"'
 
 
 def add_engines(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document with the body of a registration, and how the list leads on."""
     components = document.setdefault("components", {}).setdefault("schemas", {})
     _, wire = msgspec.json.schema_components([EngineSpec], ref_template=f"{_REF}{_PREFIX}{{name}}")
-    # Defaults are Python values; one round trip leaves JSON values only.
-    plain = msgspec.json.decode(msgspec.json.encode(wire))
+    # Defaults are Python values; one round trip leaves JSON values only. The end of a text, which
+    # is `\Z` to Python alone, is the dollar of everybody else.
+    plain = msgspec.json.decode(msgspec.json.encode(wire).replace(_PYTHON_END, b'$"'))
     components.update({_PREFIX + name: schema for name, schema in plain.items()})
     paths = document["paths"]
     operations = {

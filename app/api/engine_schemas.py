@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 from app.contract.limits import MAX_I63
 from app.engines.doctor import Check, Severity
 from app.engines.intake import Registered
+from app.engines.reach import AttentionKind
 from app.engines.registration import MAX_DP_RANK, Attach, EngineKind
 from app.engines.views import ViewState
 from app.paging import DEFAULT_PAGE_ITEMS, Cursor, PageSize
@@ -16,7 +17,7 @@ MAX_REPORTS = 1_000
 
 InstanceId = Annotated[
     str,
-    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$", max_length=128),
+    StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$", max_length=128),
     Field(description="The engine instance, as it was registered."),
 ]
 DpRank = Annotated[int, Field(ge=0, le=MAX_DP_RANK, description="Its data parallel rank.")]
@@ -86,6 +87,16 @@ class EngineSocket(BaseModel):
     fault: str | None = Field(description="Why the socket cannot be opened.")
 
 
+class AttentionGroup(BaseModel):
+    """A KV cache group that is declared."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    group_idx: int
+    kind: AttentionKind
+    window_tokens: int | None
+
+
 class EngineView(BaseModel):
     """An engine, and what is known of its blocks here. Other replicas follow it by themselves."""
 
@@ -104,6 +115,7 @@ class EngineView(BaseModel):
     attach: Attach
     topic: str
     node: str | None
+    groups: list[AttentionGroup] = Field(description="KV cache groups, as they were declared.")
     registered_at: datetime
     state: ViewState = Field(
         description="`pending`: no frame yet; `live`: all that it told is known; `unknown`: frames "
@@ -124,7 +136,12 @@ class EngineView(BaseModel):
     unknown_fields: dict[str, int]
     blocks: dict[str, dict[int, int]] = Field(description="Held, by medium and KV cache group.")
     quarantined: int = Field(description="Blocks that wait for their parent.")
-    left_out: dict[str, int] = Field(description="Blocks that came and are not there, by why.")
+    lost_events: int = Field(description="Events that are missing by numbers of their own.")
+    left_out: dict[str, int] = Field(
+        description="Blocks that came and are not there, by why. `unclear`: with multimodal inputs "
+        "that cannot be read; `other_*`: of another rank, model, tenant, additional salt or "
+        "backend than is registered, also where they were removed."
+    )
     socket: EngineSocket | None = Field(description="Null where events are pushed.")
 
 
@@ -133,6 +150,9 @@ class EnginePage(BaseModel):
 
     items: list[EngineView]
     next_cursor: str | None
+    forgotten: int = Field(
+        description="Blocks that the index forgot to make room for others, of all engines."
+    )
 
 
 class EngineRegistered(BaseModel):

@@ -9,6 +9,7 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from app.api.declared import errors_of, list_errors, one_errors
 from app.api.engine_schemas import (
     MAX_REPORTS,
+    AttentionGroup,
     DoctorQuery,
     DoctorReport,
     EnginePage,
@@ -125,13 +126,28 @@ async def register_engine(
     spec = _SHAPE.accept(await request.body())
     for tenant in spec.tenants:
         require_tenant(principal, tenant)
-    before = services.engines.get(spec.key)
-    if before is not None and not _may_see(principal, before):
-        require_tenant(principal, next(t for t in before.spec.tenants if not principal.may_use(t)))
-    await services.backed_registry.register(spec)
-    result = await services.engine_intake.register(spec, replace=query.replace)
+    result = await registered(services, principal, spec, replace=query.replace)
     response.status_code = 201 if result is Registered.CREATED else 200
     return EngineRegistered(instance_id=spec.instance_id, dp_rank=spec.dp_rank, result=result)
+
+
+async def registered(
+    services: Services, principal: Principal, spec: EngineSpec, *, replace: bool = False
+) -> Registered:
+    """Register the engine for this key, and know its states at once."""
+    before = services.engines.get(spec.key)
+    result = await services.engine_intake.register(spec, replace=replace, tenants=principal.tenants)
+    await services.backed_registry.follow(spec, None if before is None else before.spec)
+    return result
+
+
+async def forgotten(services: Services, principal: Principal, key: EngineKey) -> bool:
+    """Forget it and its states; False when there is no such engine of this key's tenants."""
+    before = services.engines.get(key)
+    if not await services.engine_intake.forget(key, tenants=principal.tenants):
+        return False
+    await services.backed_registry.follow(None if before is None else before.spec)
+    return True
 
 
 async def list_engines(
@@ -147,13 +163,14 @@ async def list_engines(
         for engine in services.engines.engines()
         if (after is None or engine.spec.key > after)
         and query.model in (None, engine.spec.model)
-        and _may_see(principal, engine)
+        and may_see(principal, engine)
     ]
     page = found[: query.page_size]
     more = len(found) > len(page)
     return EnginePage(
-        items=[_view(status) for status in await _statuses(services, page)],
+        items=[_view(status) for status in await statuses_of(services, principal, page)],
         next_cursor=encode_cursor(_CURSOR_KIND, bound, page[-1].spec.key) if more else None,
+        forgotten=services.index_stats()["forgotten"],
     )
 
 
@@ -165,12 +182,8 @@ async def forget_engine(
 ) -> Response:
     """Its blocks leave the index, and its socket is closed. One rank, 0 unless it is named."""
     key = EngineKey(instance_id, query.dp_rank)
-    _seen(principal, services.engines.get(key))
-    before = services.engines.get(key)
-    if not await services.engine_intake.forget(key):
+    if not await forgotten(services, principal, key):
         raise no_engine()
-    if before is not None:
-        await services.backed_registry.forget(before.spec)
     return Response(status_code=204)
 
 
@@ -189,7 +202,11 @@ async def push_events(
     key = EngineKey(instance_id, query.dp_rank)
     _seen(principal, services.engines.get(key))
     taken = await services.engine_intake.take(
-        key, query.sequence, await request.body(), lost=query.lost
+        key,
+        query.sequence,
+        await request.body(),
+        lost=query.lost,
+        tenants=principal.tenants,
     )
     missing = None
     if taken.lost:
@@ -213,10 +230,12 @@ async def examine(
         for engine in services.engines.engines()
         if query.engine in (None, engine.spec.instance_id)
         and query.dp_rank in (None, engine.spec.dp_rank)
-        and _may_see(principal, engine)
+        and may_see(principal, engine)
     ]
     now_us = services.clock.now_us()
-    reports = [_report(status, now_us) for status in await _statuses(services, found[:MAX_REPORTS])]
+    statuses = await statuses_of(services, principal, found[:MAX_REPORTS])
+    forgotten = services.index_stats()["forgotten"]
+    reports = [_report(status, now_us, forgotten) for status in statuses]
     if not found and query.engine is not None:
         nothing = diagnose(None, now_us)
         reports = [
@@ -236,12 +255,16 @@ async def examine(
     )
 
 
-async def _statuses(services: Services, engines: Sequence[KnownEngine]) -> list[EngineStatus]:
-    return await services.engine_intake.statuses([engine.spec.key for engine in engines])
+async def statuses_of(
+    services: Services, principal: Principal, engines: Sequence[KnownEngine]
+) -> list[EngineStatus]:
+    """How they stand; without those that became others' meanwhile."""
+    found = await services.engine_intake.statuses([engine.spec.key for engine in engines])
+    return [status for status in found if may_see(principal, status)]
 
 
-def _report(status: EngineStatus, now_us: int) -> EngineReport:
-    found = diagnose(status, now_us)
+def _report(status: EngineStatus, now_us: int, forgotten: int) -> EngineReport:
+    found = diagnose(status, now_us, forgotten)
     return EngineReport(
         instance_id=status.spec.instance_id,
         dp_rank=status.spec.dp_rank,
@@ -271,6 +294,7 @@ def _view(status: EngineStatus) -> EngineView:
         attach=spec.attach,
         topic=spec.topic,
         node=spec.node,
+        groups=[AttentionGroup.model_validate(group) for group in spec.groups],
         registered_at=status.registered_at,
         state=status.state,
         epoch=view.epoch,
@@ -281,6 +305,7 @@ def _view(status: EngineStatus) -> EngineView:
         gaps=view.gaps,
         frames=view.frames,
         lost_frames=view.lost_frames,
+        lost_events=view.lost_events,
         refused_frames=view.refused_frames,
         last_refusal=view.last_refusal,
         events={EVENT_TYPES[name]: count for name, count in view.events.items()},
@@ -293,6 +318,8 @@ def _view(status: EngineStatus) -> EngineView:
             "unplaced": tallies.unplaced,
             "limits": tallies.beyond_limits,
             "quarantine": view.quarantine_dropped,
+            "unclear": tallies.unclear,
+            **view.left_out,
         },
         socket=None if status.source is None else EngineSocket.model_validate(status.source),
     )
@@ -302,12 +329,13 @@ def _moment(at_us: int | None) -> datetime | None:
     return None if at_us is None else datetime.fromtimestamp(at_us / _US_PER_S, UTC)
 
 
-def _may_see(principal: Principal, engine: KnownEngine) -> bool:
+def may_see(principal: Principal, engine: KnownEngine | EngineStatus) -> bool:
+    """Whether all its tenants are the key's."""
     return all(principal.may_use(tenant) for tenant in engine.spec.tenants)
 
 
 def _seen(principal: Principal, engine: KnownEngine | None) -> KnownEngine:
-    if engine is None or not _may_see(principal, engine):
+    if engine is None or not may_see(principal, engine):
         raise no_engine()
     return engine
 

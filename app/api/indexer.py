@@ -2,21 +2,27 @@
 only changes its base URL. Tenants and credentials are ours, errors and answers are theirs.
 """
 
-from typing import Annotated, Any, Final
+from typing import Any, Final
 
 import msgspec
 import orjson
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Request, Response
 
+from app.api.engines import forgotten, may_see, registered
 from app.api.indexer_schemas import (
+    IndexerDone,
     IndexerError,
     IndexerHashQuery,
+    IndexerInstances,
     IndexerQueryBody,
+    IndexerRegistered,
     IndexerRegistration,
     IndexerRemoval,
+    IndexerRemoved,
+    IndexerScores,
+    IndexerWorker,
 )
 from app.api.indexer_wire import (
-    DEFAULT,
     IndexerQuery,
     Spelling,
     decode_hashes,
@@ -24,16 +30,16 @@ from app.api.indexer_wire import (
     decode_registration,
     decode_removal,
 )
+from app.api.indexer_workers import list_workers
 from app.api.match import media_type_of, packed_parameters
 from app.api.match_wire import PACKED_TYPE
 from app.control.keys import Principal
 from app.dependencies import Admin, ServicesDep, StatesReader
 from app.engines.answers import HIT, MISS, UNKNOWN, Reached
 from app.engines.matching import EngineMatcher
-from app.engines.plans import KnownView, Seen
+from app.engines.plans import Seen
 from app.engines.reach import Reach, Tier
-from app.engines.registration import EngineKey
-from app.engines.views import ViewState
+from app.engines.slices import Slices
 from app.errors import ERROR_RULES, ErrorCode, NexusError
 
 QUERY_PATH: Final = "/indexer/query"
@@ -42,8 +48,6 @@ Headers = list[tuple[bytes, bytes]]
 _encode = msgspec.json.Encoder().encode
 _MATCH: Final = b"x-nexuskv-match"
 _COUNTING: Final = b"x-nexuskv-tier-counting"
-# A worker has the worst status of its listeners.
-_WORST: Final = ("failed", "pending", "active", "paused")
 _ERRORS: Final = (
     ErrorCode.MISSING_FIELD, ErrorCode.INVALID_FIELD, ErrorCode.INVALID_JSON,
     ErrorCode.INVALID_CONTENT_LENGTH, ErrorCode.INVALID_BODY, ErrorCode.UNAUTHORIZED,
@@ -61,31 +65,38 @@ def indexer_router() -> APIRouter:
         summary="Register an engine",
         status_code=200,
         responses={
-            **_responses(ErrorCode.ENGINE_CONFLICT, ErrorCode.ENGINE_HOST_NOT_ALLOWED),
-            201: {"description": "Registered, where the model was `model_name`."},
+            **_responses(
+                IndexerRegistered, ErrorCode.ENGINE_CONFLICT, ErrorCode.ENGINE_HOST_NOT_ALLOWED
+            ),
+            201: {
+                "model": IndexerDone,
+                "description": "Registered, where the model was `model_name`.",
+            },
         },
         openapi_extra=_body(IndexerRegistration.__name__),
     )(register_engine)
     router.post(
         "/unregister",
         summary="Forget an engine, or one rank of it",
-        responses=_responses(),
+        responses=_responses(IndexerRemoved | IndexerDone),
         openapi_extra=_body(IndexerRemoval.__name__),
     )(unregister_engine)
     router.post(
         "/query",
         summary="Who has how much of a prompt",
-        responses=_responses(),
+        responses=_responses(IndexerScores | IndexerInstances),
         openapi_extra=_body(IndexerQueryBody.__name__, packed=True),
     )(query_tokens)
     router.post(
         "/query_by_hash",
         summary="Who has how much of a prompt, by the hashes of its blocks",
-        responses=_responses(),
+        responses=_responses(IndexerScores | IndexerInstances),
         openapi_extra=_body(IndexerHashQuery.__name__),
     )(query_hashes)
     router.get(
-        "/workers", summary="The engines that are registered", responses=_responses(listed=True)
+        "/workers",
+        summary="The engines that are registered",
+        responses=_responses(list[IndexerWorker]),
     )(list_workers)
     return router
 
@@ -99,7 +110,7 @@ async def register_engine(request: Request, principal: Admin, services: Services
     Answers 200 and `status` in the words of the RFC to `modelname`, 201 and `ok` to `model_name`.
     """
     spelling, spec = decode_registration(principal, await request.body())
-    await services.engine_intake.register(spec)
+    await registered(services, principal, spec)
     if spelling is Spelling.DYNAMO:
         return _json({"status": "ok"}, 201)
     return _json({"status": "registered successfully", "instance_id": spec.instance_id})
@@ -115,8 +126,8 @@ async def unregister_engine(request: Request, principal: Admin, services: Servic
             (spec.model, spec.instance_id) == (named.model, named.instance_id)
             and spec.layout == named.layout
             and named.dp_rank in (None, spec.dp_rank)
-            and all(principal.may_use(tenant) for tenant in spec.tenants)
-            and await services.engine_intake.forget(EngineKey(spec.instance_id, spec.dp_rank))
+            and may_see(principal, view)
+            and await forgotten(services, principal, spec.key)
         ):
             removed.append(f"{spec.instance_id}|{spec.tenants[0]}|{spec.dp_rank}")
     if not removed:
@@ -124,50 +135,6 @@ async def unregister_engine(request: Request, principal: Admin, services: Servic
     if named.spelling is Spelling.DYNAMO:
         return _json({"status": "ok"})
     return _json({"status": "unregistered successfully", "removed_instances": removed})
-
-
-async def list_workers(
-    principal: StatesReader,
-    services: ServicesDep,
-    model_name: Annotated[str | None, Query(max_length=512)] = None,
-    routing_group: Annotated[str | None, Query(max_length=512)] = None,
-) -> Response:
-    """One entry an instance, with its ranks; an empty list where there is none."""
-    found: dict[tuple[str, str, str], list[KnownView]] = {}
-    for view in services.engines.views():
-        spec = view.spec
-        group = spec.layout.removeprefix("routing_group=") or DEFAULT
-        if (
-            model_name in (None, spec.model)
-            and routing_group in (None, group)
-            and all(principal.may_use(tenant) for tenant in spec.tenants)
-        ):
-            found.setdefault((spec.instance_id, spec.model, group), []).append(view)
-    return _json([_worker(*key, views) for key, views in sorted(found.items())])
-
-
-def _worker(instance_id: str, model: str, group: str, views: list[KnownView]) -> dict[str, Any]:
-    statuses = {view.spec.dp_rank: _status(view) for view in views}
-    return {
-        "instance_id": int(instance_id) if instance_id.isdecimal() else instance_id,
-        "source": "zmq",
-        "status": next(status for status in _WORST if status in statuses.values()),
-        "model_name": model,
-        "routing_group": group,
-        "block_size": views[0].spec.block_tokens,
-        "endpoints": {str(view.spec.dp_rank): view.spec.endpoint for view in views},
-        "listeners": {
-            str(view.spec.dp_rank): {
-                "endpoint": view.spec.endpoint,
-                "status": statuses[view.spec.dp_rank],
-            }
-            for view in views
-        },
-    }
-
-
-def _status(view: KnownView) -> str:
-    return "pending" if view.state is ViewState.PENDING else "active"
 
 
 # ---- queries
@@ -183,7 +150,7 @@ async def query_tokens(
     """
     scope = request.scope
     return _answer(
-        answer_query(
+        await answer_query(
             services.matcher,
             principal,
             media_type_of(scope["headers"]),
@@ -200,10 +167,10 @@ async def query_hashes(
     """The same for the hashes that the engine itself has for its blocks."""
     body = await request.body()
     now_us = services.clock.now_us()
-    return _answer(answer_query_by_hash(services.matcher, principal, b"", b"", body, now_us))
+    return _answer(await answer_query_by_hash(services.matcher, principal, b"", b"", body, now_us))
 
 
-def answer_query(  # noqa: PLR0917 - a request's parts in their order
+async def answer_query(  # noqa: PLR0917 - a request's parts in their order
     matcher: EngineMatcher,
     principal: Principal,
     media_type: bytes,
@@ -214,10 +181,11 @@ def answer_query(  # noqa: PLR0917 - a request's parts in their order
     """The answer's body and headers. Raises NexusError."""
     asked = decode_query(principal, media_type, query, body)
     assert asked.tokens is not None
-    return _answered(asked, matcher.reached(asked.wanted, asked.tokens, now_us=now_us))
+    reached = await matcher.reached_in_slices(asked.wanted, asked.tokens, Slices(), now_us=now_us)
+    return _answered(asked, reached)
 
 
-def answer_query_by_hash(
+async def answer_query_by_hash(
     matcher: EngineMatcher,
     principal: Principal,
     _media_type: bytes,
@@ -227,8 +195,12 @@ def answer_query_by_hash(
 ) -> tuple[bytes, Headers]:
     """Likewise."""
     asked = decode_hashes(principal, body)
-    reached = matcher.reached_names(
-        asked.wanted, asked.names or (), now_us=now_us, block_tokens=asked.block_tokens
+    reached = await matcher.reached_names_in_slices(
+        asked.wanted,
+        asked.names or (),
+        Slices(),
+        now_us=now_us,
+        block_tokens=asked.block_tokens,
     )
     return _answered(asked, reached)
 
@@ -342,15 +314,13 @@ def _json(content: object, status: int = 200) -> Response:
     return Response(orjson.dumps(content), status, media_type="application/json")
 
 
-def _responses(*codes: ErrorCode, listed: bool = False) -> dict[int | str, dict[str, Any]]:
+def _responses(answer: object, *codes: ErrorCode) -> dict[int | str, dict[str, Any]]:
     by_status: dict[int | str, list[str]] = {}
     for code in dict.fromkeys((*_ERRORS, *codes)):
         by_status.setdefault(ERROR_RULES[code].status, []).append(
             f"`{code}`: {ERROR_RULES[code].title}"
         )
-    schema = {"type": "array", "items": {"type": "object"}} if listed else {"type": "object"}
-    found = {"description": "Answered.", "content": {"application/json": {"schema": schema}}}
-    return {200: found} | {
+    return {200: {"model": answer, "description": "Answered."}} | {
         status: {"model": IndexerError, "description": "; ".join(texts)}
         for status, texts in sorted(by_status.items(), key=str)
     }
@@ -366,14 +336,17 @@ def _body(model: str, *, packed: bool = False) -> dict[str, Any]:
         content[PACKED_TYPE.decode()] = {"schema": {"type": "string", "format": "binary"}}
         described["parameters"] = packed_parameters(
             {
-                "model": ("This or `model_name`.", 1, 512),
-                "model_name": ("This or `model`.", 1, 512),
+                "model": ("This, `modelname` or `model_name`.", 1, 512),
+                "modelname": ("Likewise.", 1, 512),
+                "model_name": ("Likewise; the answer is in its spelling.", 1, 512),
                 "tenant_id": ("As in the body of JSON.", 0, 128),
                 "routing_group": ("Likewise.", 0, 128),
                 "instance_id": ("Likewise.", 1, 128),
                 "block_size": ("Likewise, a number.", 1, 5),
                 "additional_salt": ("Likewise.", 0, 512),
+                "additionalsalt": ("The same.", 0, 512),
                 "lora_name": ("Likewise.", 0, 512),
+                "lora_id": ("Likewise, a number.", 1, 20),
                 "cache_salt": ("Likewise.", 0, 512),
             }
         )

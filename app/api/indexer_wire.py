@@ -4,15 +4,16 @@ Unknown fields are passed over, as the services that this stands in for do.
 """
 
 import re
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from functools import lru_cache
 from typing import Annotated, Final, NamedTuple, TypeVar
 
 import msgspec
 
+from app.api.match_refusals import field_error
 from app.api.match_wire import (
     PACKED_TYPE,
-    field_error,
     names_from,
     packed_tokens,
     query_parameters,
@@ -21,9 +22,9 @@ from app.api.match_wire import (
 from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.engines.fields import MAX_HASHES
-from app.engines.matching import Tokens
 from app.engines.plans import Filter
 from app.engines.registration import EngineKind, EngineSpec
+from app.engines.search import Tokens
 from app.errors import ErrorCode, NexusError
 from app.settings import MAX_QUERY_TOKENS
 from nexuskv_core import TokenText
@@ -43,7 +44,7 @@ Text = Annotated[str, msgspec.Meta(min_length=1, max_length=512, pattern=_NO_NUL
 Label = Annotated[str, msgspec.Meta(max_length=512, pattern=_NO_NUL)]
 Group = Annotated[str, msgspec.Meta(max_length=128, pattern=_NO_NUL)]
 Instance = (
-    Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,127}$")]
+    Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}\Z")]
     | Annotated[int, msgspec.Meta(ge=0)]
 )
 BlockSize = Annotated[int, msgspec.Meta(ge=1, le=65_536)]
@@ -76,8 +77,10 @@ class _Named(msgspec.Struct, frozen=True, gc=False):
         return Spelling.MOONCAKE if self.model_name is None else Spelling.DYNAMO
 
     def its_model(self) -> str:
-        """Raises MISSING_FIELD."""
-        found = self.model_name or self.modelname or self.model
+        """Raises MISSING_FIELD, INVALID_FIELD."""
+        found = agreed(
+            {"model": self.model, "modelname": self.modelname, "model_name": self.model_name}
+        )
         if found is None:
             raise missing("model")
         return found
@@ -88,8 +91,9 @@ class _Named(msgspec.Struct, frozen=True, gc=False):
         return "" if group in (None, "", DEFAULT) else f"{_LAYOUT}{group}"
 
     def salt_of_engine(self) -> str:
-        """What keeps engines of one model apart that do not share blocks."""
-        return self.additional_salt or self.additionalsalt or ""
+        """What keeps engines of one model apart that do not share blocks. Raises INVALID_FIELD."""
+        given = {"additional_salt": self.additional_salt, "additionalsalt": self.additionalsalt}
+        return agreed({name: value or None for name, value in given.items()}) or ""
 
 
 class QueryBody(_Named, frozen=True, gc=False):
@@ -120,7 +124,7 @@ class IndexerQuery(NamedTuple):
     block_tokens: int | None
     routing_group: str
     tokens: Tokens | None = None
-    names: list[int] | None = None
+    names: Sequence[int] | None = None
 
 
 class Named(NamedTuple):
@@ -136,10 +140,8 @@ class Named(NamedTuple):
 _query = msgspec.json.Decoder(QueryBody)
 _hashes = msgspec.json.Decoder(HashBody)
 _register = msgspec.json.Decoder(RegisterBody)
-_PACKED_FIELDS: Final = frozenset(
-    {"model", "model_name", "tenant_id", "routing_group", "instance_id", "block_size",
-     "additional_salt", "additionalsalt", "lora_name", "cache_salt"}
-)  # fmt: skip
+# All that a body of JSON may have.
+_PACKED_FIELDS: Final = frozenset(QueryBody.__struct_fields__) - {"token_ids"}
 
 
 def decode_query(
@@ -294,6 +296,29 @@ def tenant_of(principal: Principal, named: str | None) -> str:
             ErrorCode.MISSING_FIELD, "name tenant_id: the API key covers several tenants"
         )
     return next(iter(own))
+
+
+def agreed(given: Mapping[str, str | None]) -> str | None:
+    """What the spellings of one field say; None where none is there.
+
+    Raises INVALID_FIELD where two of them differ.
+    """
+    found = {value: name for name, value in given.items() if value is not None}
+    if len(found) > 1:
+        names = " and ".join(found.values())
+        detail = f"{names} are one field, and must not differ"
+        raise field_error(f"/{next(iter(found.values()))}", ErrorCode.INVALID_FIELD, detail)
+    return next(iter(found), None)
+
+
+def is_number(instance_id: str) -> bool:
+    """Whether the instance was, or might have been, named by a number of at most 64 bits."""
+    return (
+        instance_id.isascii()
+        and instance_id.isdecimal()
+        and str(int(instance_id)) == instance_id
+        and int(instance_id) < 2**64
+    )
 
 
 def missing(name: str) -> NexusError:

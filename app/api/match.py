@@ -8,31 +8,21 @@ from fastapi import APIRouter, Request, Response
 
 from app.api.declared import errors_of
 from app.api.match_schemas import MatchQueries, MatchResults
-from app.api.match_states import StateCandidates, States
+from app.api.match_states import States, together
 from app.api.match_wire import PACKED_TYPE, Asked, decode_json, decode_packed
 from app.control.auth import require_tenant
 from app.control.keys import Principal
 from app.dependencies import ServicesDep, StatesReader
 from app.engines.answers import Match
 from app.engines.matching import EngineMatcher
+from app.engines.slices import Slices
 from app.errors import ErrorCode, NexusError
 
 MATCH_PATH: Final = "/v1/match"
 JSON_TYPE: Final = b"application/json"
+# To read it, in hashed tokens.
+_BYTE_COST: Final = 4
 _encode = msgspec.json.Encoder().encode
-
-
-class MatchAnswers(msgspec.Struct, frozen=True, gc=False):
-    """The body of an answer; see `app.api.match_schemas`."""
-
-    results: list[Match]
-
-
-class MatchAndStates(msgspec.Struct, frozen=True, gc=False):
-    """Likewise, where a query asked for registered states."""
-
-    results: list[Match]
-    states: list[StateCandidates | None]
 
 
 def match_router() -> APIRouter:
@@ -65,7 +55,7 @@ async def match_prompts(
     Send the queries as JSON; or one prompt's token ids as little-endian u32 in
     `application/octet-stream`, with the query's other fields in the URL.
     """
-    body = answer_match(
+    body = await answer_match(
         States(services.index, services.sync.freshness),
         services.matcher,
         principal,
@@ -77,7 +67,7 @@ async def match_prompts(
     return Response(body, media_type="application/json")
 
 
-def answer_match(  # noqa: PLR0917 - a request's parts in their order
+async def answer_match(  # noqa: PLR0917 - a request's parts in their order
     states: States,
     matcher: EngineMatcher,
     principal: Principal,
@@ -86,7 +76,7 @@ def answer_match(  # noqa: PLR0917 - a request's parts in their order
     body: bytes,
     now_us: int,
 ) -> bytes:
-    """The body of the answer. Raises NexusError."""
+    """The answer's body; others have a turn where it takes long. Raises NexusError."""
     asked = (
         [decode_packed(query, body)]
         if media_type == PACKED_TYPE
@@ -95,19 +85,32 @@ def answer_match(  # noqa: PLR0917 - a request's parts in their order
     if principal.tenants is not None:
         for one in asked:
             require_tenant(principal, one.wanted.tenant)
-    results = [matched(matcher, one, now_us) for one in asked]
+    slices = Slices()
+    await slices.spend(_BYTE_COST * len(body))
+    results: list[bytes] = []
+    registered: list[bytes] = []
+    for one in asked:
+        found = await _matched(matcher, one, now_us, slices)
+        beside = states.matched(one, now_us)
+        registered.append(_encode(beside))
+        results.append(_encode(found if beside is None else together(found, beside)))
+    # As MatchResults has it; in one piece it would take long to encode.
+    body = b'{"results":[%s]' % b",".join(results)
     if any(one.states is not None for one in asked):
-        return _encode(MatchAndStates(results, [states.matched(one) for one in asked]))
-    return _encode(MatchAnswers(results))
+        return body + b',"states":[%s]}' % b",".join(registered)
+    return body + b"}"
 
 
-def matched(matcher: EngineMatcher, asked: Asked, now_us: int) -> Match:
+async def _matched(matcher: EngineMatcher, asked: Asked, now_us: int, slices: Slices) -> Match:
     """The answer to one query."""
+    wanted = asked.wanted
     if asked.tokens is None:
-        return matcher.match_names(
-            asked.wanted, asked.names or (), now_us=now_us, block_tokens=asked.block_tokens
+        return await matcher.match_names_in_slices(
+            wanted, asked.names or (), slices, now_us=now_us, block_tokens=asked.block_tokens
         )
-    return matcher.match(asked.wanted, asked.tokens, now_us=now_us, extra_keys=asked.extra_keys)
+    return await matcher.match_in_slices(
+        wanted, asked.tokens, slices, now_us=now_us, extra_keys=asked.extra_keys
+    )
 
 
 def media_type_of(headers: Iterable[tuple[bytes, bytes]]) -> bytes:

@@ -3,6 +3,7 @@
 The hot path decodes with `app.api.match_wire`; a test holds both to the same accept and reject set.
 """
 
+from datetime import datetime
 from typing import Annotated, Any, Literal, Self
 from uuid import UUID
 
@@ -14,6 +15,9 @@ from app.engines.views import ViewState
 from app.settings import MAX_QUERY_TOKENS
 
 MAX_QUERIES = 64
+# In one request: hashes and entries of extra_keys, and what the entries have in them.
+MAX_QUERY_HASHES = MAX_HASHES
+MAX_EXTRA_VALUES = 32_768
 MAX_SCOPE_CHARS = 128
 MAX_TEXT_CHARS = 512
 # Of base64: four characters for three bytes, four bytes a token.
@@ -61,16 +65,21 @@ class MatchQuery(BaseModel):
         description="The salt that the request to the engine will have. Null: unsalted blocks, and "
         "those of the tenant's salt where it has exactly one at an engine of several tenants.",
     )
-    extra_keys: Annotated[list[list[Any] | None], Field(max_length=MAX_HASHES)] | None = Field(
+    extra_keys: (
+        Annotated[list[list[Any] | None], Field(max_length=MAX_HASHES, fail_fast=True)] | None
+    ) = Field(
         None,
         description="For each whole block what makes it differ beyond its tokens, as the engine's "
-        "events have it: multimodal ids. Only blocks of that size can match.",
+        "events have it: multimodal ids. Only blocks of that size can match. "
+        "All entries of a request have at most 32,768 values, where a list or map counts for two.",
     )
-    tokens: Annotated[list[Token], Field(max_length=MAX_QUERY_TOKENS)] | None = None
+    tokens: Annotated[list[Token], Field(max_length=MAX_QUERY_TOKENS, fail_fast=True)] | None = None
     tokens_b64: (
         Annotated[StrictStr, Field(max_length=MAX_B64_CHARS, pattern=B64_PATTERN)] | None
     ) = Field(None, description="The token ids as little-endian u32, in base64.")
-    hashes: Annotated[list[HashNumber | HashText], Field(max_length=MAX_HASHES)] | None = Field(
+    hashes: (
+        Annotated[list[HashNumber | HashText], Field(max_length=MAX_HASHES, fail_fast=True)] | None
+    ) = Field(
         None,
         description="The engines' own hashes of the prompt's blocks, from the first one: integers, "
         "signed or not, or the hash in hexadecimal. Adapter and salt are in them.",
@@ -95,7 +104,9 @@ class MatchQuery(BaseModel):
 
 
 class MatchQueries(BaseModel):
-    """Queries that are answered together; at most 1,000,000 tokens in all."""
+    """Queries that are answered together: at most 1,000,000 tokens in all, and 65,536 hashes and
+    entries of `extra_keys`, where a hash in hexadecimal counts for two.
+    """
 
     model_config = ConfigDict(extra="forbid")
 
@@ -143,6 +154,15 @@ class StateView(BaseModel):
     worker: str | None = Field(description="The worker that holds it, where the locator names one.")
     matched_tokens: int
     classification: Literal["exact", "prefix", "partial"]
+    learnt: Literal["registration"] = Field(
+        description="Where it was learnt: from whoever registered it, not from events."
+    )
+    registered_at: datetime = Field(description="When it was registered last.")
+    age_us: int = Field(description="Since then.")
+    freshness: Literal["current", "loading", "behind"] = Field(
+        description="Whether this process has all changes of registered states; else it may be "
+        "deleted already."
+    )
 
 
 class StatesView(BaseModel):
@@ -168,15 +188,18 @@ class EnginesView(BaseModel):
 class MatchView(BaseModel):
     """One answer. `unknown` is not a miss: an engine that is not live may have the prompt."""
 
-    result: Literal["hit", "miss", "unknown"] = Field(description="Of engines' blocks.")
+    result: Literal["hit", "miss", "unknown"] = Field(
+        description="Of engines' blocks, and of registered states where the query asks for them."
+    )
     reason: (
         Literal[
             "no_engine", "not_cached", "unknown_attention_kind",
             "engine_not_live", "too_many_spaces", "index_busy", "index_away",
+            "states_not_current",
         ]
         | None
     ) = Field(description="Why it is no hit.")  # fmt: skip
-    matched_tokens: int = Field(description="Of the best candidate.")
+    matched_tokens: int = Field(description="Of the best candidate, registered states included.")
     query_tokens: int | None = Field(description="Null for hashes.")
     candidates: list[CandidateView] = Field(description="The longest first.")
     left_off: int = Field(description="Candidates beyond the first 1,000.")

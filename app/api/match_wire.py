@@ -5,24 +5,23 @@ core's own scanner. Whatever it refuses is judged by the pydantic model, which n
 """
 
 import binascii
-import re
-from collections.abc import Mapping, Sequence
+from array import array
+from collections.abc import Sequence
+from contextlib import suppress
 from functools import lru_cache
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final, NamedTuple, TypeVar, cast
 from urllib.parse import parse_qsl
 
 import msgspec
-import orjson
-from pydantic import BaseModel, ValidationError
 
 from app.api import match_schemas as schemas
+from app.api.match_refusals import field_error, judged, too_large
 from app.engines.fields import MAX_HASHES, Fields, WireError, engine_hash
-from app.engines.matching import Tokens
 from app.engines.plans import Filter
+from app.engines.search import Tokens
 from app.engines.spaces import Extra, name_of
-from app.errors import ErrorCode, FieldError, NexusError
+from app.errors import ErrorCode
 from app.index.registered import ScopeIdentity
-from app.problem_fields import field_errors
 from app.settings import MAX_QUERY_TOKENS
 from nexuskv_core import TokenText
 
@@ -30,9 +29,8 @@ PACKED_TYPE: Final = b"application/octet-stream"
 _TOKEN_BYTES: Final = 4
 _URLS: Final = 1_024
 _MAX_QUERY_CHARS: Final = 8_192
-_MAX_REPORTED: Final = 20
 _NULL: Final = msgspec.Raw(b"null")
-_HASH: Final = re.compile(schemas.HASH_PATTERN)
+_T = TypeVar("_T")
 
 Tenant = Annotated[
     str, msgspec.Meta(min_length=1, max_length=schemas.MAX_SCOPE_CHARS, pattern=r"^[^\x00]+$")
@@ -58,10 +56,10 @@ class QueryBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True, gc=Fals
     instance_id: Text | None = None
     lora: Text | None = None
     cache_salt: Text | None = None
-    extra_keys: Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    extra_keys: msgspec.Raw = _NULL
     tokens: msgspec.Raw = _NULL
     tokens_b64: Annotated[str, msgspec.Meta(max_length=schemas.MAX_B64_CHARS)] | None = None
-    hashes: Annotated[list[int | str], msgspec.Meta(max_length=MAX_HASHES)] | None = None
+    hashes: msgspec.Raw = _NULL
     block_tokens: BlockTokens | None = None
     states: ScopeBody | None = None
 
@@ -75,7 +73,7 @@ class Asked(NamedTuple):
 
     wanted: Filter
     tokens: Tokens | None
-    names: list[int] | None = None
+    names: Sequence[int] | None = None
     extra_keys: Sequence[Extra | None] | None = None
     block_tokens: int | None = None
     # Of the registered states that are looked for as well.
@@ -83,21 +81,49 @@ class Asked(NamedTuple):
 
 
 _decoder = msgspec.json.Decoder(QueriesBody)
+_hashes = msgspec.json.Decoder(
+    Annotated[list[int | str], msgspec.Meta(max_length=MAX_HASHES)] | None
+)
+_extra_keys = msgspec.json.Decoder(
+    Annotated[list[list[Any] | None], msgspec.Meta(max_length=MAX_HASHES)] | None
+)
 
 
 def decode_json(body: bytes) -> list[Asked]:
     """Raises NexusError: INVALID_JSON, INVALID_BODY, a field's, or QUERY_TOO_LARGE."""
     try:
         found = _decoder.decode(body)
-    except (msgspec.MsgspecError, RecursionError, UnicodeError):
-        found = _judged(body)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        found = judged(body, error, _decoder)
+    _bounded(found.queries)
     asked = [_asked(query, f"/queries/{at}") for at, query in enumerate(found.queries)]
     if (
         sum(count_of(query.tokens) for query in asked if query.tokens is not None)
         > MAX_QUERY_TOKENS
     ):
-        raise _too_large()
+        raise too_large()
     return asked
+
+
+def _bounded(queries: Sequence[QueryBody]) -> None:
+    """Raises QUERY_TOO_LARGE before an object is made for each of too many values.
+
+    An entry that is null costs next to nothing, and most are; each other value does, and a list or
+    map twice that. A comma within a text counts as if a value followed it.
+    """
+    listed = values = 0
+    for query in queries:
+        for raw in (query.hashes, query.extra_keys):
+            if len(raw) > len(_NULL):
+                listed += bytes(raw).count(b",") + 1
+        # Two to a hash in hexadecimal, which costs twice what a number does.
+        listed += bytes(query.hashes).count(b'"') // 2
+        text = bytes(query.extra_keys)
+        if len(text) > len(_NULL):
+            values += text.count(b",") - text.count(b"null,")
+            values += 2 * (text.count(b"[") + text.count(b"{"))
+    if listed > schemas.MAX_QUERY_HASHES or values > schemas.MAX_EXTRA_VALUES:
+        raise too_large()
 
 
 def decode_packed(query: bytes, body: bytes) -> Asked:
@@ -143,7 +169,7 @@ def packed_tokens(body: bytes, pointer: str) -> bytes:
     if len(body) % _TOKEN_BYTES:
         raise field_error(pointer, ErrorCode.INVALID_FIELD, "4 bytes a token, little-endian")
     if len(body) > _TOKEN_BYTES * MAX_QUERY_TOKENS:
-        raise _too_large()
+        raise too_large()
     return body
 
 
@@ -154,7 +180,7 @@ def tokens_of(raw: bytes, pointer: str) -> TokenText:
     except (ValueError, TypeError) as error:
         raise field_error(pointer, ErrorCode.INVALID_FIELD, f"token ids: {error}") from None
     if len(tokens) > MAX_QUERY_TOKENS:
-        raise _too_large()
+        raise too_large()
     return tokens
 
 
@@ -163,22 +189,33 @@ def count_of(tokens: Tokens) -> int:
     return len(tokens) if isinstance(tokens, TokenText) else len(tokens) // _TOKEN_BYTES
 
 
-def names_from(hashes: Sequence[int | str], pointer: str) -> list[int]:
+def names_from(hashes: Sequence[int | str], pointer: str) -> Sequence[int]:
     """Engine hashes as the index has them. Raises NexusError."""
-    if any(isinstance(each, str) and not _HASH.fullmatch(each) for each in hashes):
-        raise field_error(pointer, ErrorCode.INVALID_FIELD, "hashes are integers, or hexadecimal")
+    with suppress(TypeError, OverflowError):
+        # Not with a text among them, nor below 0.
+        return array("Q", cast("list[int]", hashes))
     try:
-        return [
-            name_of(engine_hash(bytes.fromhex(each) if isinstance(each, str) else each))
-            for each in hashes
-        ]
+        return array(
+            "Q",
+            [
+                name_of(engine_hash(_hexadecimal(each) if isinstance(each, str) else each))
+                for each in hashes
+            ],
+        )
     except WireError as error:
         raise field_error(pointer, ErrorCode.INVALID_FIELD, str(error)) from None
 
 
-def field_error(pointer: str, code: ErrorCode, detail: str) -> NexusError:
-    """A refusal for one field."""
-    return NexusError(code, f"{pointer}: {detail}", errors=[FieldError(pointer, code, detail)])
+def _hexadecimal(text: str) -> bytes:
+    """Raises WireError."""
+    try:
+        found = bytes.fromhex(text)
+    except ValueError:
+        found = b""
+    # Between bytes it takes spaces.
+    if 2 * len(found) != len(text):
+        raise WireError("hashes are integers, or hexadecimal")
+    return found
 
 
 _PACKED_FIELDS: Final = frozenset(
@@ -189,32 +226,51 @@ _PACKED_FIELDS: Final = frozenset(
 def _asked(query: QueryBody, at: str) -> Asked:
     raw = bytes(query.tokens)
     has_tokens = raw != b"null"
-    if has_tokens + (query.tokens_b64 is not None) + (query.hashes is not None) != 1:
+    hashes = _listed(_hashes, query.hashes, f"{at}/hashes")
+    if has_tokens + (query.tokens_b64 is not None) + (hashes is not None) != 1:
         raise field_error(at, ErrorCode.INVALID_FIELD, "one of tokens, tokens_b64 and hashes")
     wanted = _wanted(query)
-    if query.hashes is not None:
+    listed = _listed(_extra_keys, query.extra_keys, f"{at}/extra_keys")
+    if hashes is not None:
         if query.states is not None:
             raise field_error(f"{at}/states", ErrorCode.INVALID_FIELD, "only with tokens")
-        names = names_from(query.hashes, f"{at}/hashes")
+        names = names_from(hashes, f"{at}/hashes")
         return Asked(wanted, None, names, block_tokens=query.block_tokens)
     tokens: Tokens
     if query.tokens_b64 is not None:
-        try:
-            packed = binascii.a2b_base64(query.tokens_b64, strict_mode=True)
-        except (binascii.Error, ValueError):
-            pointer = f"{at}/tokens_b64"
-            raise field_error(pointer, ErrorCode.INVALID_FIELD, "not base64") from None
-        tokens = packed_tokens(packed, f"{at}/tokens_b64")
+        tokens = _of_base64(query.tokens_b64, f"{at}/tokens_b64")
     else:
         tokens = tokens_of(raw, f"{at}/tokens")
     extra_keys = None
-    if query.extra_keys is not None:
+    if listed is not None:
         try:
-            extra_keys = Fields({"extra_keys": query.extra_keys}).extra_keys()
+            extra_keys = Fields({"extra_keys": listed}).extra_keys()
         except WireError as error:
             pointer = f"{at}/extra_keys"
             raise field_error(pointer, ErrorCode.INVALID_FIELD, str(error)) from None
     return Asked(wanted, tokens, None, extra_keys, states=_scope(query))
+
+
+def _listed(decoder: "msgspec.json.Decoder[_T]", raw: msgspec.Raw, pointer: str) -> _T:
+    """Raises NexusError."""
+    try:
+        return decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        detail = "nested too deep" if isinstance(error, RecursionError) else "not such a list"
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, detail) from None
+
+
+def _of_base64(text: str, pointer: str) -> bytes:
+    """Raises NexusError."""
+    try:
+        packed = binascii.a2b_base64(text, strict_mode=True)
+    except (binascii.Error, ValueError):
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, "not base64") from None
+    last = (len(packed) - 1) // 3 * 3
+    # Of several spellings of the last bytes the one in which no bit is left over.
+    if packed and not text.endswith(binascii.b2a_base64(packed[last:], newline=False).decode()):
+        raise field_error(pointer, ErrorCode.INVALID_FIELD, "not base64")
+    return packed_tokens(packed, pointer)
 
 
 def _wanted(query: QueryBody) -> Filter:
@@ -236,33 +292,3 @@ def _scope(query: QueryBody) -> ScopeIdentity | None:
     return ScopeIdentity(
         query.tenant, scope.namespace, query.model, scope.engine_family, scope.semantic_type
     )
-
-
-def _too_large() -> NexusError:
-    return NexusError(
-        ErrorCode.QUERY_TOO_LARGE, f"At most {MAX_QUERY_TOKENS:,} tokens in one request"
-    )
-
-
-def _judged(body: bytes) -> QueriesBody:
-    """What the published model makes of a body that was refused; raises what it finds."""
-    try:
-        value = orjson.loads(body)
-    except orjson.JSONDecodeError as error:
-        raise NexusError(ErrorCode.INVALID_JSON, f"The body is not valid JSON: {error}") from None
-    accepted = judge(value, schemas.MatchQueries)
-    return _decoder.decode(orjson.dumps(accepted.model_dump(exclude_none=True)))
-
-
-def judge(value: Mapping[str, Any], model: type[BaseModel]) -> BaseModel:
-    """Raises NexusError with what the model finds in the body."""
-    try:
-        return model.model_validate(value)
-    except ValidationError as error:
-        found, left_out = field_errors(
-            error.errors(include_url=False, include_context=False, include_input=False)
-        )
-    first = found[0]
-    more = len(found) + left_out - 1
-    message = f"{first.pointer or 'the body'}: {first.detail}" + (f", and {more} more" * bool(more))
-    raise NexusError(first.code, message, errors=found[:_MAX_REPORTED])

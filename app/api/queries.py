@@ -2,9 +2,9 @@
 cost more than the answer does. The routes of the same paths are what OpenAPI shows.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import structlog
 from starlette.types import Receive, Scope, Send
@@ -24,9 +24,12 @@ from app.problem import REQUEST_ID_KEY, ResponseParts, internal_error, problem_f
 from app.request_context import HttpObserver, request_id_of
 
 Headers = list[tuple[bytes, bytes]]
-Answer = Callable[[EngineMatcher, Principal, bytes, bytes, bytes, int], tuple[bytes, Headers]]
+_Parts = tuple[bytes, Headers]
+Answer = Callable[[EngineMatcher, Principal, bytes, bytes, bytes, int], Coroutine[Any, Any, _Parts]]
 AtOnce = Callable[[bytes, Sequence[tuple[bytes, bytes]], bytes], ResponseParts | None]
 _JSON: Final = (b"content-type", b"application/json")
+# What is larger is not begun twice.
+_AT_ONCE_BYTES: Final = 250_000
 _US_PER_S: Final = 1_000_000
 # Answered before the body was read: the client may still be sending it.
 _BODY_UNREAD: Final = frozenset(
@@ -35,7 +38,7 @@ _BODY_UNREAD: Final = frozenset(
 log = structlog.get_logger("nexuskv.queries")
 
 
-def _answer_match(  # noqa: PLR0917 - a request's parts in their order
+async def _answer_match(  # noqa: PLR0917 - a request's parts in their order
     states: States,
     matcher: EngineMatcher,
     principal: Principal,
@@ -43,8 +46,8 @@ def _answer_match(  # noqa: PLR0917 - a request's parts in their order
     query: bytes,
     body: bytes,
     now_us: int,
-) -> tuple[bytes, Headers]:
-    return answer_match(states, matcher, principal, media_type, query, body, now_us), []
+) -> _Parts:
+    return await answer_match(states, matcher, principal, media_type, query, body, now_us), []
 
 
 _PATHS: Final = frozenset({MATCH_PATH, QUERY_PATH, BY_HASH_PATH})
@@ -90,11 +93,20 @@ class Queries:
         principal = self._known(headers)
         if principal is None or not principal.allows(KeyScope.STATES_READ):
             return None
+        if len(body) > _AT_ONCE_BYTES:
+            return None
+        work = self._answers[path](
+            self._matcher, principal, media_type_of(headers), query, body, self._clock.now_us()
+        )
         try:
-            answer, more = self._answers[path](
-                self._matcher, principal, media_type_of(headers), query, body, self._clock.now_us()
-            )
+            work.send(None)
+        except StopIteration as done:
+            answer, more = done.value
         except Exception:  # noqa: BLE001 - asked once more, and answered with what went wrong
+            return None
+        else:
+            # It would let others have a turn: that can be done only in a task.
+            work.close()
             return None
         duration_us = self._clock.monotonic_us() - started_us
         self._metrics.observe_http(path, "POST", 200, duration_us / _US_PER_S)
@@ -109,7 +121,7 @@ class Queries:
             principal = self._known(headers) or await self._access.authenticate(scope)
             require_scope(principal, KeyScope.STATES_READ)
             body = await read_body(scope, receive)
-            answer, more = self._answers[path](
+            answer, more = await self._answers[path](
                 self._matcher,
                 principal,
                 media_type_of(headers),

@@ -93,7 +93,7 @@ async def _write(settings: Settings, order: Order) -> None:
     )
     ready_file = Path(order.ready_file)
     hashing = TenantHashing()
-    index = own_index(settings, database, SystemClock(), hashing, shared=True)
+    index = own_index(settings, database, SystemClock(), SystemIds(), hashing, shared=True)
     port = IndexPort(Path(order.index_socket), index, SystemClock())
 
     async def begin() -> None:

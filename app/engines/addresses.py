@@ -8,6 +8,7 @@ import re
 from collections.abc import Collection, Iterator
 from typing import Final
 
+from app.engines.reach import RULES, Rule
 from app.engines.registration import Attach, EngineSpec
 from app.errors import ErrorCode, FieldError, NexusError
 from app.host_list import MAX_PORT, HostAllowList, address_of
@@ -100,12 +101,19 @@ def _contradictions(spec: EngineSpec) -> Iterator[FieldError]:
     strangers = sorted(set(spec.salts.values()) - tenants)
     if strangers:
         yield _finding("salts", f"must lead to tenants of /tenants; {strangers[0]} is none")
-    if len(tenants) > 1 and not spec.salts and not spec.pooled:
+    if len(tenants) > 1 and not (spec.salts or spec.pooled or spec.names_tenants):
         yield _finding(
             "salts",
             "must say whose blocks are whose where there are several tenants; `pooled` shares"
             " unsalted blocks among all of them",
         )
+    if len({group.group_idx for group in spec.groups}) < len(spec.groups):
+        yield _finding("groups", "must name each group_idx once")
+    if any(
+        group.window_tokens is not None and RULES[group.kind.value] is not Rule.WINDOW
+        for group in spec.groups
+    ):
+        yield _finding("groups", "may have window_tokens for kinds of sliding windows only")
     if spec.endpoint is None and spec.replay_endpoint is not None:
         yield _finding("replay_endpoint", "is for an engine with an endpoint; pushed frames have"
                        " no replay")  # fmt: skip

@@ -6,6 +6,7 @@ of blocks knows.
 """
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Final, NamedTuple, Protocol
 
@@ -14,6 +15,7 @@ from app.contract.enums import MatchClassification
 from app.contract.findings import refusal
 from app.contract.registration import inconsistencies
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
+from app.db.session import WriteSession
 from app.engines.answers import HIT, UNKNOWN, Match
 from app.engines.matching import EngineMatcher
 from app.engines.plans import Filter
@@ -119,33 +121,55 @@ class BackedStates:
                 yield Candidate(state, MatchClassification.PREFIX, found.matched_tokens)
 
 
+# What a state is called: its tenant, and its id there.
+StateName = tuple[str, str]
+
+
 class BackedRegistry:
-    """Registers and deletes the states of engines, as rows like any other but for their tokens."""
+    """The states of engines, as rows like any other but for their tokens.
+
+    A state is there for as long as a registration names it. It is written in the transaction of
+    the engine's own row, so that neither is ever there without the other.
+    """
 
     def __init__(self, registry: StateRegistry) -> None:
         self._registry = registry
 
-    async def register(self, spec: EngineSpec) -> None:
-        """Raises INVALID_FIELD and what a state's registration does; ENGINE_CONFLICT where a state
-        of that id is there with another content and no lower generation."""
-        check_states(spec)
+    async def store(self, session: WriteSession, spec: EngineSpec, *, again: bool = False) -> None:
+        """Raises ENGINE_CONFLICT where a state of that id is there with another content and no
+        lower generation. `again`: the engine is registered so; a higher generation stays then."""
         if not spec.states:
             return
-        results = await self._registry.register(spec.states)
+        results = await self._registry.store_backed(session, spec.states)
         for state, result in zip(spec.states, results, strict=True):
-            if result.status is RegisterStatus.CONFLICT:
-                identity = state.entry.identity
+            identity = state.entry.identity
+            higher = result.generation > identity.version.generation
+            if result.status is RegisterStatus.CONFLICT and not (again and higher):
                 raise NexusError(
                     ErrorCode.ENGINE_CONFLICT,
-                    f"the state {identity.entry_id} is registered otherwise at generation"
+                    f"the state {identity.entry_id} is, or was, registered otherwise at generation"
                     f" {result.generation}; give it a higher one",
                 )
 
-    async def forget(self, spec: EngineSpec) -> None:
-        """Delete them; those that were deleted before are left alone."""
-        for state in spec.states:
-            identity = state.entry.identity
-            await self._registry.delete_entry(identity.key.tenant, identity.entry_id)
+    async def drop(self, session: WriteSession, names: Iterable[StateName]) -> None:
+        """Delete what no registration names any more."""
+        if left := sorted(names):
+            await self._registry.drop_backed(session, left)
+
+    async def follow(self, *specs: EngineSpec | None) -> None:
+        """Have the index of this process know at once what became of the states of these."""
+        names = {name for spec in specs if spec is not None for name in state_names(spec)}
+        if not names:
+            return
+        # It is stored: where the database is away now, the index's poll learns of it later.
+        with suppress(NexusError):
+            await self._registry.follow(sorted(names))
+
+
+def state_names(spec: EngineSpec) -> set[StateName]:
+    """Of the states that a registration names."""
+    identities = (state.entry.identity for state in spec.states)
+    return {(identity.key.tenant, identity.entry_id) for identity in identities}
 
 
 def check_states(spec: EngineSpec) -> None:

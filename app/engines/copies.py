@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
+from stat import S_ISREG
 from typing import Final
 
 import msgspec
@@ -73,8 +74,10 @@ class Copies:
         self._clock = clock
         self._interval_s = interval_s
         self._written: bytes | None = None
-        self._check = b"" if read is None else read.check
+        # Of a copy that was read, whose deployment is not asked yet.
+        self._check = None if read is None else read.check
         self._read = {} if read is None else {one.key: one for one in read.engines}
+        self._foreign = False
         self._ending = asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         if read is not None:
@@ -88,8 +91,7 @@ class Copies:
         if saved is None:
             return
         try:
-            if self._check != _check_of(self._hashing):
-                log.warning("block_index_copy_refused", cause="it is of another deployment")
+            if not self._ours():
                 self._close_all([saved])
                 self.abandon()
                 return
@@ -102,9 +104,20 @@ class Copies:
 
     def abandon(self) -> None:
         """All engines are known: what nobody claimed leaves the index."""
+        with suppress(NexusError):
+            # Also where no engine is registered that it could be refused to.
+            self._ours()
         left = list(self._read.values())
         self._read.clear()
         self._close_all(left)
+
+    def _ours(self) -> bool:
+        """Whether the copy is of this deployment. Raises as TenantHashing."""
+        if self._check is not None and self._check != _check_of(self._hashing):
+            log.warning("block_index_copy_refused", cause="it is of another deployment")
+            self._foreign = True
+        self._check = None
+        return not self._foreign
 
     def _close_all(self, engines: Iterable[_Saved]) -> None:
         for one in engines:
@@ -211,6 +224,9 @@ def index_of(
 
 def _read(path: Path, empty: BlockIndex, *, shared: bool) -> tuple[BlockIndex, _Contents]:
     """Raises as BlockIndex.restore, and ValueError for a copy that these settings cannot use."""
+    if not S_ISREG(path.stat().st_mode):
+        # A pipe would be waited for.
+        raise SnapshotError("it is no regular file")
     core, packed = BlockIndex.restore(path, shared=shared)
     stats, wanted = core.stats(), empty.stats()
     for name in ("max_blocks", "max_bytes"):

@@ -8,7 +8,7 @@ import msgspec
 
 from app.engines.directory import EngineStatus
 from app.engines.registration import Attach
-from app.engines.views import ViewState
+from app.engines.views import ViewState, ViewStatus
 
 _US_PER_S: Final = 1_000_000
 # Clocks of two machines that are kept in step differ by far less.
@@ -38,6 +38,7 @@ class Check(StrEnum):
     TOPIC = "topic"
     READABLE = "readable"
     RANK = "rank"
+    IDENTITY = "identity"
     BLOCK_SIZE = "block_size"
     SALTS = "salts"
     TENANTS = "tenants"
@@ -67,8 +68,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     passed: tuple[Check, ...]
 
 
-def diagnose(status: EngineStatus | None, now_us: int) -> Diagnosis:
-    """Of one engine, None for one that is not registered."""
+def diagnose(status: EngineStatus | None, now_us: int, forgotten: int = 0) -> Diagnosis:
+    """Of one engine, None for one that is not registered. `forgotten`: blocks, by the index."""
     if status is None:
         found = [
             Finding(
@@ -80,6 +81,7 @@ def diagnose(status: EngineStatus | None, now_us: int) -> Diagnosis:
         ]
         return Diagnosis(ok=False, findings=tuple(found), passed=())
     found = [finding for rule in _RULES for finding in rule(status, now_us)]
+    found += _forgotten(forgotten)
     order = list(Check)
     found.sort(key=lambda finding: order.index(finding.check))
     failed = {finding.check for finding in found}
@@ -182,6 +184,16 @@ def _frames(status: EngineStatus, _: int) -> Iterator[Finding]:
             f" {status.spec.dp_rank}; they are left alone.",
             "Register each rank with its own dp_rank and endpoint (port + rank).",
         )
+    strange = sorted(reason for reason, count in view.left_out.items() if count)
+    if strange:
+        yield Finding(
+            Check.IDENTITY,
+            Severity.WARNING,
+            f"{sum(view.left_out.values())} blocks are named as another one's, and left out:"
+            f" {', '.join(strange)}.",
+            "Register what they are of (model, tenants, revision as additional_salt, each rank and"
+            " backend by itself), or let the producer name what is registered.",
+        )
     if view.skipped_types:
         yield Finding(
             Check.VERSION,
@@ -229,6 +241,11 @@ def _blocks(status: EngineStatus, _: int) -> Iterator[Finding]:
         )
 
 
+def _lost(view: ViewStatus) -> str:
+    events = f" and {view.lost_events} events" if view.lost_events else ""
+    return f"{view.lost_frames} frames{events}"
+
+
 def _continuity(status: EngineStatus, _: int) -> Iterator[Finding]:
     view, spec, source = status.view, status.spec, status.source
     if view.awaits_proof:
@@ -259,8 +276,8 @@ def _continuity(status: EngineStatus, _: int) -> Iterator[Finding]:
         yield Finding(
             Check.CONTINUITY,
             Severity.ERROR,
-            f"{view.lost_frames} frames are missing: the engine may hold more than is known, and"
-            " queries that find nothing there are answered unknown.",
+            f"{_lost(view)} are missing: the engine may hold more than is"
+            " known, and queries that find nothing there are answered unknown.",
             do,
         )
     elif view.gaps and spec.replay_endpoint is None and source is not None:
@@ -313,6 +330,18 @@ def _surroundings(status: EngineStatus, _: int) -> Iterator[Finding]:
             Severity.NOTE,
             "The engine names blocks by bytes, not by 64-bit integers.",
             "Query it by tokens; by hash only with the same bytes.",
+        )
+
+
+def _forgotten(blocks: int) -> Iterator[Finding]:
+    if blocks:
+        yield Finding(
+            Check.CAPACITY,
+            Severity.WARNING,
+            f"The index forgot {blocks} blocks, of this engine or of others: those that were stored"
+            " longest ago made room, and are not found though engines may hold them.",
+            "Raise NEXUSKV_BLOCK_INDEX_BLOCKS, and NEXUSKV_BLOCK_INDEX_BYTES with it where that is"
+            " what is full.",
         )
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator, Sequence
 from enum import StrEnum
-from typing import Final, overload
+from typing import Final, NamedTuple, overload
 
 from msgspec import Struct
 
@@ -79,6 +79,10 @@ class Stored(Struct, frozen=True, kw_only=True):
     locality: Locality | None = None
     # Blocks before the first one, where that is said instead of a parent.
     base_block: int | None = None
+    # Something but their tokens makes them what they are, and it is not to be understood.
+    unclear: bool = False
+    # Whose they are, of an engine of several tenants; None where that is left to the salt.
+    tenant: str | None = None
 
 
 class Removed(Struct, frozen=True, kw_only=True):
@@ -88,15 +92,38 @@ class Removed(Struct, frozen=True, kw_only=True):
     medium: str = ENGINE_POOL
     group: int = 0
     locality: Locality | None = None
+    tenant: str | None = None
 
 
 class Cleared(Struct, frozen=True, kw_only=True):
-    """Nothing is there any more; at one medium where it names one."""
+    """Nothing is there any more; at one medium, or of one tenant, where it names one."""
 
     medium: str | None = None
+    tenant: str | None = None
 
 
 Event = Stored | Removed | Cleared
+
+
+class Origin(NamedTuple):
+    """Whose event it is, as envelopes say it of each; None of what is not said.
+
+    `event_id` ascends by one from event to event of a stream. What a tenant's name means is the
+    registration's to say.
+    """
+
+    event_id: int | None = None
+    dp_rank: int | None = None
+    model: str | None = None
+    tenant: str | None = None
+    additional_salt: str | None = None
+    backend: str | None = None
+    # What a stream is of besides; only with `event_id`.
+    lora: str | None = None
+    block_size: int | None = None
+
+
+NOWHERE: Final = Origin()
 
 
 class Batch(Struct, frozen=True, kw_only=True):
@@ -109,3 +136,11 @@ class Batch(Struct, frozen=True, kw_only=True):
     # Event types that nobody here knows, and fields, with how often each was met.
     skipped_types: dict[str, int]
     unknown_fields: dict[str, int]
+    # Of each event; empty where none of them says anything of it.
+    origins: tuple[Origin, ...] = ()
+
+    def of_another(self, dp_rank: int) -> bool:
+        """Whether the frame is another rank's. Where events say it of each, frames are one
+        sequence over all ranks: it is the events that are left out.
+        """
+        return not self.origins and self.dp_rank not in (None, dp_rank)

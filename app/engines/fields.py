@@ -20,6 +20,8 @@ TOKEN_BYTES: Final = 4
 U64: Final = 1 << 64
 _I64_LEAST: Final = -(1 << 63)
 _U32: Final = 1 << 32
+# Of a multimodal object in a block, as one of Dynamo's producers sends it.
+_OBJECT_FIELDS: Final = frozenset({"mm_hash", "offsets"})
 
 
 _decoder: Final = msgspec.msgpack.Decoder()
@@ -115,6 +117,41 @@ def entries(found: Any) -> tuple[tuple[object, ...] | None, ...] | None:
     return tuple(None if each is None else _entry(each) for each in found)
 
 
+def objects(found: Any, blocks: int) -> tuple[tuple[object, ...] | None, ...] | None:
+    """What `block_mm_infos` says, as entries of `extra_keys`: for each block its multimodal objects
+    in their order, None for a block that has none.
+
+    None where that is not to be understood: what such blocks hold is not known.
+    """
+    if not isinstance(found, list) or len(found) != blocks:
+        return None
+    made: list[tuple[object, ...] | None] = []
+    for block in found:
+        if block is None:
+            made.append(None)
+            continue
+        inside = block.get("mm_objects") if isinstance(block, dict) and len(block) == 1 else None
+        if not isinstance(inside, list) or not all(isinstance(one, dict) for one in inside):
+            return None
+        try:
+            made.append(tuple(_object(one) for one in inside) or None)
+        except WireError:
+            return None
+    return tuple(made)
+
+
+def beside(
+    keys: Sequence[tuple[object, ...] | None] | None,
+    others: Sequence[tuple[object, ...] | None],
+) -> tuple[tuple[object, ...] | None, ...]:
+    """The entries of both, block by block; `others` has as many as `keys`, where these are."""
+    if keys is None:
+        return tuple(others)
+    return tuple(
+        ((one or ()) + (other or ())) or None for one, other in zip(keys, others, strict=True)
+    )
+
+
 def plain(value: Any) -> Any:
     """Raises WireError for what is no msgpack."""
     if isinstance(value, memoryview):
@@ -182,7 +219,28 @@ def _frozen(value: Any, depth_left: int) -> object:
     if isinstance(value, list):
         return tuple(_frozen(each, depth_left - 1) for each in value)
     if isinstance(value, Mapping):
+        if "mm_hash" in value and set(value) <= _OBJECT_FIELDS:
+            return _object(value)
         return tuple((str(name), _frozen(each, depth_left - 1)) for name, each in value.items())
+    if isinstance(value, int) and not _I64_LEAST <= value < U64:
+        raise WireError(f"an integer of extra_keys is from {_I64_LEAST} to {U64 - 1}")
     if value is None or isinstance(value, (str, bytes, int, float)):
         return value
     raise WireError("extra_keys has texts, numbers, bytes, lists and maps")
+
+
+def _object(found: Mapping[Any, Any]) -> object:
+    """A multimodal object: its hash, unsigned; with where it is in the block, if that is said."""
+    if not set(found) <= _OBJECT_FIELDS:
+        raise WireError("a multimodal object has mm_hash and offsets")
+    mm_hash = whole_number(found.get("mm_hash"), "mm_hash", _I64_LEAST, U64 - 1) % U64
+    offsets = found.get("offsets")
+    if offsets is None or offsets == []:
+        return mm_hash
+    if not isinstance(offsets, list) or any(
+        not isinstance(pair, list) or len(pair) != 2 for pair in offsets
+    ):
+        raise WireError("offsets has pairs")
+    return mm_hash, tuple(
+        tuple(whole_number(each, "an offset", 0, _U32 - 1) for each in pair) for pair in offsets
+    )

@@ -1,18 +1,29 @@
 """What operators and pushers do to engines: register, forget, and hand frames over."""
 
 from collections.abc import Sequence
+from datetime import datetime
 from enum import StrEnum
 from typing import NamedTuple
 
 import msgspec
 
 from app.clock import Clock
-from app.db.session import Database
+from app.db.session import Database, ReadSession, WriteSession
 from app.engines.addresses import EngineAddresses, check_consistent
+from app.engines.backed import BackedRegistry, check_states, state_names
 from app.engines.directory import Engine, EngineDirectory, EngineStatus, decoded, encoded
 from app.engines.fields import WireError
 from app.engines.registration import MAX_ENGINES, Attach, EngineKey, EngineSpec
-from app.engines.repository import engine_by_key, engine_forget, engine_register
+from app.engines.repository import (
+    StoredEngine,
+    engine_by_key,
+    engine_forget,
+    engine_listening,
+    engine_register,
+    engine_states_alone,
+    engines_count,
+    engines_lock,
+)
 from app.engines.stream import Order
 from app.engines.views import ViewState
 from app.engines.wire import decode_batch
@@ -38,58 +49,106 @@ class Pushed(NamedTuple):
 
 
 class EngineIntake:
-    """Takes registrations and pushed frames."""
+    """Takes registrations and pushed frames.
+
+    `tenants` are those that the caller may use, None for all: an engine that has others is not
+    the caller's.
+    """
 
     def __init__(
         self,
         database: Database,
         directory: EngineDirectory,
         addresses: EngineAddresses,
+        states: BackedRegistry,
         clock: Clock,
     ) -> None:
         self._database = database
+        self._states = states
         self._directory = directory
         self._addresses = addresses
         self._clock = clock
 
-    async def register(self, spec: EngineSpec, *, replace: bool = False) -> Registered:
-        """Store a registration, and follow the engine from now on.
+    async def register(
+        self, spec: EngineSpec, *, replace: bool = False, tenants: frozenset[str] | None = None
+    ) -> Registered:
+        """Store a registration and its states, and follow the engine from now on.
 
-        Raises INVALID_FIELD, ENGINE_HOST_NOT_ALLOWED, ENGINE_CONFLICT when the key is registered
-        otherwise and not `replace`, or the endpoint to listen on is another engine's; OVERLOADED
-        when there are too many engines; DATABASE_UNAVAILABLE.
+        Raises INVALID_FIELD, ENGINE_HOST_NOT_ALLOWED, TENANT_FORBIDDEN when the key is registered
+        for others; ENGINE_CONFLICT when it is registered otherwise and not `replace`, when the
+        endpoint to listen on is another engine's, or a state is there otherwise; OVERLOADED when
+        there are too many engines; DATABASE_UNAVAILABLE. Nothing is stored then.
         """
         check_consistent(spec)
+        check_states(spec)
         self._addresses.check(spec)
         async with self._directory.changing():
-            self._check_room(spec)
             now = self._clock.now()
             async with self._database.write() as session:
+                await engines_lock(session)
                 stored = await engine_by_key(session, spec.key)
+                if stored is not None and not _covers(tenants, stored):
+                    raise NexusError(
+                        ErrorCode.TENANT_FORBIDDEN,
+                        "The API key does not cover the tenant of this request",
+                    )
                 before = None if stored is None else decoded(stored.spec)
-                if stored is not None and before == spec:
-                    # Another replica may have stored it a moment ago.
-                    self._directory.apply(spec, stored.registered_at)
-                    return Registered.UNCHANGED
-                if not await engine_register(
-                    session, spec.key, encoded(spec), now, replace=replace
-                ):
-                    raise _conflict(spec, before)
-            self._directory.apply(spec, now)
+                unchanged = before == spec
+                if unchanged:
+                    # A state of it may have been deleted by itself.
+                    await self._states.store(session, spec, again=True)
+                else:
+                    await _check_room(session, spec, tenants, new=stored is None)
+                    await self._replace(session, spec, before, now, replace=replace)
+            # Where it is unchanged, another replica may have stored it a moment ago.
+            since = stored.registered_at if unchanged and stored is not None else now
+            self._directory.apply(spec, since)
+        if unchanged:
+            return Registered.UNCHANGED
         return Registered.CREATED if stored is None else Registered.REPLACED
 
-    async def forget(self, key: EngineKey) -> bool:
-        """Take the engine's blocks out of the index, and follow it no more.
+    async def _replace(
+        self,
+        session: WriteSession,
+        spec: EngineSpec,
+        before: EngineSpec | None,
+        now: datetime,
+        *,
+        replace: bool,
+    ) -> None:
+        alone = await engine_states_alone(session, spec.key)
+        if not await engine_register(session, spec.key, encoded(spec), now, replace=replace):
+            raise _conflict(spec, before)
+        await self._states.store(session, spec)
+        await self._states.drop(session, alone - state_names(spec))
+
+    async def forget(self, key: EngineKey, *, tenants: frozenset[str] | None = None) -> bool:
+        """Take the engine's blocks out of the index, and follow it no more. States that no other
+        registration names leave with it.
 
         False when there is no such engine. Raises DATABASE_UNAVAILABLE.
         """
         async with self._directory.changing():
             async with self._database.write() as session:
-                forgotten = await engine_forget(session, key)
+                await engines_lock(session)
+                stored = await engine_by_key(session, key)
+                if stored is not None and not _covers(tenants, stored):
+                    return False
+                if stored is not None:
+                    await self._states.drop(session, await engine_states_alone(session, key))
+                    await engine_forget(session, key)
             self._directory.drop(key)
-        return forgotten
+        return stored is not None
 
-    def push(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+    def push(
+        self,
+        key: EngineKey,
+        number: int,
+        payload: bytes,
+        *,
+        lost: bool,
+        tenants: frozenset[str] | None = None,
+    ) -> Pushed:
         """Take a frame in that was handed over. `lost`: those before it will not come.
 
         Raises NOT_FOUND, ENGINE_CONFLICT for an engine with an endpoint, INVALID_BODY for a frame
@@ -97,7 +156,7 @@ class EngineIntake:
         before it are missing. Nothing is taken then.
         """
         engine = self._directory.get(key)
-        if engine is None:
+        if engine is None or not _may_use(tenants, engine.spec):
             raise no_engine()
         if engine.spec.endpoint is not None:
             raise NexusError(
@@ -117,32 +176,55 @@ class EngineIntake:
             state=engine.view.state,
         )
 
-    async def take(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+    async def take(
+        self,
+        key: EngineKey,
+        number: int,
+        payload: bytes,
+        *,
+        lost: bool,
+        tenants: frozenset[str] | None = None,
+    ) -> Pushed:
         """`push`, once nothing else holds the index: frames are taken in the order of the calls."""
         async with self._directory.writing:
-            return self.push(key, number, payload, lost=lost)
+            return self.push(key, number, payload, lost=lost, tenants=tenants)
 
     async def statuses(self, keys: Sequence[EngineKey]) -> list[EngineStatus]:
         """How these engines stand; without those that are not registered any more."""
         found = [self._directory.get(key) for key in keys]
         return [self._directory.status(one) for one in found if one is not None]
 
-    def _check_room(self, spec: EngineSpec) -> None:
-        if self._directory.get(spec.key) is None and len(self._directory) >= MAX_ENGINES:
-            raise NexusError(
-                ErrorCode.OVERLOADED,
-                f"There are {MAX_ENGINES} engines already; DELETE /v1/engines/INSTANCE forgets one",
-            )
-        if spec.attach is not Attach.BIND:
-            return
-        for other in self._directory.engines():
-            same = other.spec.attach is Attach.BIND and other.spec.endpoint == spec.endpoint
-            if same and other.spec.key != spec.key:
-                raise NexusError(
-                    ErrorCode.ENGINE_CONFLICT,
-                    f"/endpoint: {other.spec.instance_id} (rank {other.spec.dp_rank}) is listened"
-                    " for there; give each engine a port of its own",
-                )
+
+async def _check_room(
+    session: ReadSession, spec: EngineSpec, tenants: frozenset[str] | None, *, new: bool
+) -> None:
+    """Raises OVERLOADED, and ENGINE_CONFLICT for a port that is another engine's."""
+    if new and await engines_count(session) >= MAX_ENGINES:
+        raise NexusError(
+            ErrorCode.OVERLOADED,
+            f"There are {MAX_ENGINES} engines already; DELETE /v1/engines/INSTANCE forgets one",
+        )
+    if spec.attach is not Attach.BIND or spec.endpoint is None:
+        return
+    other = await engine_listening(session, spec.key, spec.endpoint)
+    if other is not None:
+        # Whose it is, is told to those who may see it.
+        named = f"{other.key.instance_id} (rank {other.key.dp_rank})"
+        raise NexusError(
+            ErrorCode.ENGINE_CONFLICT,
+            f"/endpoint: {named if _covers(tenants, other) else 'another engine'} is listened for"
+            " there; give each engine a port of its own",
+        )
+
+
+def _covers(tenants: frozenset[str] | None, stored: StoredEngine) -> bool:
+    """By what stands in the row, which a newer version may have written."""
+    given = stored.spec.get("tenants")
+    return tenants is None or (isinstance(given, list) and tenants.issuperset(given))
+
+
+def _may_use(tenants: frozenset[str] | None, spec: EngineSpec) -> bool:
+    return tenants is None or tenants.issuperset(spec.tenants)
 
 
 def no_engine() -> NexusError:
@@ -156,7 +238,7 @@ def _check_frame(engine: Engine, payload: bytes) -> None:
         batch = decode_batch(payload)
     except WireError as error:
         raise NexusError(ErrorCode.INVALID_BODY, f"The frame cannot be read: {error}") from None
-    if batch.dp_rank not in (None, engine.spec.dp_rank):
+    if batch.of_another(engine.spec.dp_rank):
         finding = FieldError(
             "/query/dp_rank",
             ErrorCode.INVALID_FIELD,

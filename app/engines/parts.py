@@ -5,9 +5,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from app.clock import Clock
+from app.clock import Clock, IdSource
 from app.db.session import Database
 from app.engines.addresses import HOSTS_VARIABLE, EngineAddresses
+from app.engines.backed import BackedRegistry
 from app.engines.copies import index_of
 from app.engines.directory import EngineDirectory
 from app.engines.intake import EngineIntake
@@ -17,6 +18,8 @@ from app.engines.port_client import ForwardedIntake, IndexPortClient
 from app.engines.service import Engines, EngineService
 from app.engines.spaces import Spaces
 from app.host_list import HostAllowList
+from app.index.matcher import StateIndex
+from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
 from app.settings import Settings
 from nexuskv_core import BlockIndex
@@ -61,6 +64,7 @@ def own_index(
     settings: Settings,
     database: Database,
     clock: Clock,
+    ids: IdSource,
     hashing: TenantHashing,
     *,
     shared: bool = False,
@@ -79,16 +83,19 @@ def own_index(
     )
     hosts = HostAllowList(settings.engine_hosts, HOSTS_VARIABLE)
     addresses = EngineAddresses(hosts, settings.engine_schemes)
-    return OwnIndex(core, spaces, directory, EngineIntake(database, directory, addresses, clock))
+    # Nobody asks its index of states: who answers requests follows the table.
+    states = BackedRegistry(StateRegistry(database, StateIndex(hashing), clock, ids))
+    intake = EngineIntake(database, directory, addresses, states, clock)
+    return OwnIndex(core, spaces, directory, intake)
 
 
 def engine_parts(
-    settings: Settings, database: Database, clock: Clock, hashing: TenantHashing
+    settings: Settings, database: Database, clock: Clock, ids: IdSource, hashing: TenantHashing
 ) -> EngineParts:
     """Of an API process; a reader of another's index where the settings name its socket."""
     if settings.index_socket is not None:
         return _reading(settings.index_socket, settings, clock, hashing)
-    own = own_index(settings, database, clock, hashing)
+    own = own_index(settings, database, clock, ids, hashing)
     directory = own.directory
     matcher = EngineMatcher(own.core, directory, own.spaces, stale_after_us=directory.stale_us)
     return EngineParts(directory, own.intake, matcher, directory, own.core.stats)

@@ -176,7 +176,9 @@ def _asked(wanted: Filter, views: tuple[KnownView, ...]) -> Asked:
         if not _visible(spec, wanted):
             continue
         seen[spec.key] = _seen(view)
-        mine = None if len(spec.tenants) == 1 else tuple(_own_salts(spec.salts, wanted.tenant))
+        mine: object = None
+        if len(spec.tenants) > 1:
+            mine = spec.names_tenants, tuple(_own_salts(spec.salts, wanted.tenant))
         for lane in view.lanes:
             streams[lane.stream] = spec.key
             lanes.setdefault((lane.owner, lane.shape, lane.scope_key, mine), (spec, lane))
@@ -185,9 +187,13 @@ def _asked(wanted: Filter, views: tuple[KnownView, ...]) -> Asked:
 
 def _seen(view: KnownView) -> Seen:
     groups = {
-        number: group_rule(group.spec_kind, group.window_tokens)
-        for number, group in view.groups.items()
+        group.group_idx: group_rule(group.kind.value, group.window_tokens)
+        for group in view.spec.groups
     }
+    for number, told in view.groups.items():
+        # An event that is silent on a group takes nothing of what is declared back.
+        if told.spec_kind is not None or number not in groups:
+            groups[number] = group_rule(told.spec_kind, told.window_tokens)
     usable = all(group.rule is not None for group in groups.values())
     only_group = next(iter(groups)) if usable and len(groups) == 1 else None
     return Seen(view, groups, usable, view.spec.block_tokens, only_group)
@@ -214,7 +220,8 @@ def _salts(spec: EngineSpec, owner: Owner, wanted: Filter) -> list[str | None]:
     if wanted.salt is not None:
         return [wanted.salt] if wanted.salt in mine else []
     # Where a tenant has one salt, its blocks are meant; of several the query must name one.
-    return list(mine) if len(mine) == 1 else []
+    salts: list[str | None] = [None] if spec.names_tenants else []
+    return [*salts, *mine] if len(mine) == 1 else salts
 
 
 def _own_salts(salts: Mapping[str, str], tenant: str) -> list[str]:

@@ -147,8 +147,10 @@ class IndexPortClient:
                 continue
             self._mirror.take(message)
             if isinstance(message, Catalogue):
-                assert self._stream is not None
-                self._stream.write(framed(Seen(message.number)))
+                try:
+                    self._write(framed(Seen(message.number)))
+                except NexusError:
+                    raise WireFaultError("the connection was closed") from None
                 if message.complete:
                     self._first.set()
 
@@ -163,9 +165,14 @@ class IndexPortClient:
         self._asked.clear()
 
     def _write(self, frame: bytes) -> None:
-        if self._stream is None:
+        """Raises INDEX_AWAY, also where the connection has ended and `_follow` is yet to see it."""
+        if self._stream is None or self._stream.transport.is_closing():
             raise index_away()
-        self._stream.write(frame)
+        try:
+            self._stream.write(frame)
+        except RuntimeError:
+            # Closed, by the event loop's own words.
+            raise index_away() from None
 
     # ---- requests
 
@@ -203,7 +210,7 @@ class IndexPortClient:
         unsent = self._stream.transport.get_write_buffer_size()
         if len(self._asked) >= MAX_OUTSTANDING or unsent > MAX_MESSAGE_BYTES:
             raise NexusError(ErrorCode.OVERLOADED, "Too many writes are under way; try again")
-        self._stream.write(framed(request))
+        self._write(framed(request))
         asked: asyncio.Future[msgspec.Raw] = asyncio.get_running_loop().create_future()
         self._asked[request.request] = asked
         try:
@@ -221,18 +228,28 @@ class ForwardedIntake:
     def __init__(self, client: IndexPortClient) -> None:
         self._client = client
 
-    async def register(self, spec: EngineSpec, *, replace: bool = False) -> Registered:
+    async def register(
+        self, spec: EngineSpec, *, replace: bool = False, tenants: frozenset[str] | None = None
+    ) -> Registered:
         """As EngineIntake; every reader knows of it then. INDEX_AWAY, OVERLOADED besides."""
-        request = Register(self._client.number(), spec, replace)
+        request = Register(self._client.number(), spec, replace, tenants)
         return await self._client.ask(request, Registered)
 
-    async def forget(self, key: EngineKey) -> bool:
+    async def forget(self, key: EngineKey, *, tenants: frozenset[str] | None = None) -> bool:
         """Likewise."""
-        return await self._client.ask(Forget(self._client.number(), key), bool)
+        return await self._client.ask(Forget(self._client.number(), key, tenants), bool)
 
-    async def take(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+    async def take(
+        self,
+        key: EngineKey,
+        number: int,
+        payload: bytes,
+        *,
+        lost: bool,
+        tenants: frozenset[str] | None = None,
+    ) -> Pushed:
         """Likewise."""
-        request = Push(self._client.number(), key, number, payload, lost)
+        request = Push(self._client.number(), key, number, payload, lost, tenants)
         return await self._client.ask(request, Pushed)
 
     async def statuses(self, keys: Sequence[EngineKey]) -> list[EngineStatus]:

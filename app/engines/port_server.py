@@ -66,7 +66,9 @@ class _Line:
         """False where the reader lets too much pile up."""
         if self._stream.transport.is_closing():
             return True
-        self._stream.write(frame)
+        with suppress(RuntimeError):
+            # Closed meanwhile; whoever reads from it will see.
+            self._stream.write(frame)
         return self._stream.transport.get_write_buffer_size() <= _MAX_UNREAD_BYTES
 
     def cut(self) -> None:
@@ -282,7 +284,7 @@ class IndexPort:
             self._settle()
         elif line.outstanding >= MAX_OUTSTANDING:
             error = NexusError(ErrorCode.OVERLOADED, "Too many writes are under way; try again")
-            self._say(line, Answer(message.request, refused=Refusal.of(error)))
+            self._write(line, _refusal(message.request, error))
         else:
             line.outstanding += 1
             # Tasks begin in their order, and a frame is taken before its task waits for anything.
@@ -293,11 +295,10 @@ class IndexPort:
         try:
             frame = framed(Answer(request, done=msgspec.Raw(encode_value(await work))))
         except NexusError as error:
-            frame = framed(Answer(request, refused=Refusal.of(error)))
+            frame = _refusal(request, error)
         except Exception:
             log.exception("request_of_reader_failed")
-            failed = NexusError(ErrorCode.INTERNAL_ERROR, "Something went wrong here; try again")
-            frame = framed(Answer(request, refused=Refusal.of(failed)))
+            frame = _failure(request)
         finally:
             line.outstanding -= 1
         self._write(line, frame)
@@ -307,16 +308,34 @@ class IndexPort:
             return await self._intake.statuses(message.keys)
         found: object
         if isinstance(message, Register):
-            found = await self._intake.register(message.spec, replace=message.replace)
+            found = await self._intake.register(
+                message.spec, replace=message.replace, tenants=message.tenants
+            )
         else:
-            found = await self._intake.forget(message.key)
+            found = await self._intake.forget(message.key, tenants=message.tenants)
         self._publish()
         await self._seen_by_all()
         return found
 
     async def _pushed(self, push: Push) -> object:
-        found = await self._intake.take(push.key, push.number, push.payload, lost=push.lost)
+        found = await self._intake.take(
+            push.key, push.number, push.payload, lost=push.lost, tenants=push.tenants
+        )
         self._ledger.refresh(push.key)
         self._publish()
         await self._seen_by_all()
         return found
+
+
+def _refusal(request: int, error: NexusError) -> bytes:
+    """What it is refused with; that something went wrong where this itself cannot be packed."""
+    try:
+        return framed(Answer(request, refused=Refusal.of(error)))
+    except Exception:
+        log.exception("request_of_reader_failed")
+        return _failure(request)
+
+
+def _failure(request: int) -> bytes:
+    failed = NexusError(ErrorCode.INTERNAL_ERROR, "Something went wrong here; try again")
+    return framed(Answer(request, refused=Refusal.of(failed)))

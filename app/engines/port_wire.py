@@ -144,6 +144,8 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     request: int
     spec: EngineSpec
     replace: bool
+    # Those that the caller may use, None for all; likewise below.
+    tenants: frozenset[str] | None
 
 
 class Forget(msgspec.Struct, frozen=True, tag="forget"):
@@ -151,6 +153,7 @@ class Forget(msgspec.Struct, frozen=True, tag="forget"):
 
     request: int
     key: EngineKey
+    tenants: frozenset[str] | None
 
 
 class Push(msgspec.Struct, frozen=True, tag="push"):
@@ -161,6 +164,7 @@ class Push(msgspec.Struct, frozen=True, tag="push"):
     number: int
     payload: bytes
     lost: bool
+    tenants: frozenset[str] | None
 
 
 class Look(msgspec.Struct, frozen=True, tag="look"):

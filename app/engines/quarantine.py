@@ -82,12 +82,17 @@ class Quarantine:
             self._forget(one)
         return found
 
-    def remove(self, names: Iterable[int], medium: str, group: int) -> int:
+    def remove(
+        self, names: Iterable[int], medium: str, group: int, tenant: str | None = None
+    ) -> int:
         """Blocks that are no more at this place; how many of them waited."""
         removed = 0
         for name in names:
             for one in list(self._by_name.get(name, ())):
-                if (one.event.medium, one.event.group) != (medium, group):
+                event = one.event
+                if (event.medium, event.group) != (medium, group):
+                    continue
+                if tenant not in (None, event.tenant):
                     continue
                 removed += name not in one.removed
                 one.removed.add(name)
@@ -95,10 +100,11 @@ class Quarantine:
                     self._forget(one)
         return removed
 
-    def clear(self, medium: str | None = None) -> None:
-        """Nothing is there any more; at one medium where it is named."""
-        for one in [each for each in self._waiting if medium in (None, each.event.medium)]:
-            self._forget(one)
+    def clear(self, medium: str | None = None, tenant: str | None = None) -> None:
+        """Nothing is there any more; at one medium, of one tenant, where it is named."""
+        for one in list(self._waiting):
+            if medium in (None, one.event.medium) and tenant in (None, one.event.tenant):
+                self._forget(one)
 
     def __iter__(self) -> Iterator[Waiting]:
         return iter(self._waiting)

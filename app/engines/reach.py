@@ -39,26 +39,46 @@ class Tier(StrEnum):
     __hash__ = str.__hash__
 
 
+class AttentionKind(StrEnum):
+    """What `kv_cache_spec_kind` is of a group whose rule is known."""
+
+    FULL_ATTENTION = "full_attention"
+    MLA_ATTENTION = "mla_attention"
+    CHUNKED_LOCAL_ATTENTION = "chunked_local_attention"
+    SINK_FULL_ATTENTION = "sink_full_attention"
+    SLIDING_WINDOW = "sliding_window"
+    SLIDING_WINDOW_MLA = "sliding_window_mla"
+    MAMBA = "mamba"
+    LINEAR_ATTENTION = "linear_attention"
+    GATED_DELTA_NET = "gated_delta_net"
+    KDA = "kda"
+    SSM = "ssm"
+    RECURRENT = "recurrent"
+    SPARSE_ATTENTION = "sparse_attention"
+    SPARSE_MLA = "sparse_mla"
+    SPARSE_INDEX = "sparse_index"
+
+
 # By `kv_cache_spec_kind`. A kind that is not here is of a rule that nobody knows: it is never used.
 # Nor is cross attention, whose state depends on what its tokens do not tell.
 RULES: Final[Mapping[str | None, Rule]] = {
     # Engines that do not say have one kind of attention, the full one.
     None: Rule.PREFIX_CLOSED,
-    "full_attention": Rule.PREFIX_CLOSED,
-    "mla_attention": Rule.PREFIX_CLOSED,
-    "chunked_local_attention": Rule.PREFIX_CLOSED,
-    "sink_full_attention": Rule.PREFIX_CLOSED,
-    "sliding_window": Rule.WINDOW,
-    "sliding_window_mla": Rule.WINDOW,
-    "mamba": Rule.CHECKPOINT_ONLY,
-    "linear_attention": Rule.CHECKPOINT_ONLY,
-    "gated_delta_net": Rule.CHECKPOINT_ONLY,
-    "kda": Rule.CHECKPOINT_ONLY,
-    "ssm": Rule.CHECKPOINT_ONLY,
-    "recurrent": Rule.CHECKPOINT_ONLY,
-    "sparse_attention": Rule.DEPENDENCY_COMPLETE,
-    "sparse_mla": Rule.DEPENDENCY_COMPLETE,
-    "sparse_index": Rule.DEPENDENCY_COMPLETE,
+    AttentionKind.FULL_ATTENTION.value: Rule.PREFIX_CLOSED,
+    AttentionKind.MLA_ATTENTION.value: Rule.PREFIX_CLOSED,
+    AttentionKind.CHUNKED_LOCAL_ATTENTION.value: Rule.PREFIX_CLOSED,
+    AttentionKind.SINK_FULL_ATTENTION.value: Rule.PREFIX_CLOSED,
+    AttentionKind.SLIDING_WINDOW.value: Rule.WINDOW,
+    AttentionKind.SLIDING_WINDOW_MLA.value: Rule.WINDOW,
+    AttentionKind.MAMBA.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.LINEAR_ATTENTION.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.GATED_DELTA_NET.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.KDA.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.SSM.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.RECURRENT.value: Rule.CHECKPOINT_ONLY,
+    AttentionKind.SPARSE_ATTENTION.value: Rule.DEPENDENCY_COMPLETE,
+    AttentionKind.SPARSE_MLA.value: Rule.DEPENDENCY_COMPLETE,
+    AttentionKind.SPARSE_INDEX.value: Rule.DEPENDENCY_COMPLETE,
 }
 
 _TIERS: Final[Mapping[str, Tier]] = {

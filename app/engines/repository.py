@@ -64,6 +64,36 @@ _FORGET = text(
 _SWEEP = text(
     "DELETE FROM engine WHERE forgotten_at < clock_timestamp() - CAST('1 day' AS interval)"
 )
+_LISTENING = text(
+    """
+    SELECT instance_id, dp_rank, spec, registered_at FROM engine
+    WHERE forgotten_at IS NULL AND spec->>'attach' = 'bind' AND spec->>'endpoint' = :endpoint
+        AND (instance_id, dp_rank) <> (:instance_id, :dp_rank)
+    LIMIT 1
+    """
+).bindparams(bindparam("dp_rank", type_=INTEGER())).columns(spec=JSONB())  # fmt: skip
+_COUNT = text("SELECT count(*) FROM engine WHERE forgotten_at IS NULL")
+# Who names a state can be told only while no other registration changes.
+_LOCK = text("LOCK TABLE engine IN EXCLUSIVE MODE")
+_NAMED_ALONE = text(
+    """
+    WITH named AS (
+        SELECT instance_id, dp_rank,
+               state->'entry'->'identity'->'key'->>'tenant' AS tenant,
+               state->'entry'->'identity'->>'entry_id' AS entry_id
+        FROM engine, jsonb_array_elements(spec->'states') AS state
+        WHERE forgotten_at IS NULL AND spec->'tenants' ?| ARRAY(
+            SELECT jsonb_array_elements_text(spec->'tenants') FROM engine
+            WHERE instance_id = :instance_id AND dp_rank = :dp_rank
+        )
+    )
+    SELECT tenant, entry_id FROM named
+    WHERE instance_id = :instance_id AND dp_rank = :dp_rank
+    EXCEPT
+    SELECT tenant, entry_id FROM named
+    WHERE (instance_id, dp_rank) <> (:instance_id, :dp_rank)
+    """
+).bindparams(bindparam("dp_rank", type_=INTEGER()))
 _CHANGED = text(
     """
     SELECT poll.xmin, instance_id, dp_rank, spec, registered_at,
@@ -72,6 +102,33 @@ _CHANGED = text(
     LEFT JOIN engine ON changed_xid >= CAST(CAST(:fence AS text) AS xid8)
     """
 ).columns(spec=JSONB())
+
+
+async def engines_lock(session: WriteSession) -> None:
+    """No other registration changes until this transaction ends; polls go on."""
+    await session.execute(_LOCK)
+
+
+async def engines_count(session: ReadSession) -> int:
+    """How many are registered."""
+    return int(await session.scalar(_COUNT))
+
+
+async def engine_listening(
+    session: ReadSession, key: EngineKey, endpoint: str
+) -> StoredEngine | None:
+    """Another engine than `key` whose events are listened for at the endpoint; None for none."""
+    rows = (await session.execute(_LISTENING, key._asdict() | {"endpoint": endpoint})).all()
+    if not rows:
+        return None
+    found = EngineKey(rows[0].instance_id, rows[0].dp_rank)
+    return StoredEngine(found, rows[0].spec, rows[0].registered_at, forgotten=False)
+
+
+async def engine_states_alone(session: ReadSession, key: EngineKey) -> set[tuple[str, str]]:
+    """(tenant, entry id) of the states that this registration names and no other one does."""
+    rows = await session.execute(_NAMED_ALONE, key._asdict())
+    return {(row.tenant, row.entry_id) for row in rows}
 
 
 async def engine_register(

@@ -49,13 +49,23 @@ class Engines(Protocol):
 class EngineService(Protocol):
     """What operators and pushers do to engines; INDEX_AWAY where the writer is away."""
 
-    async def register(self, spec: EngineSpec, *, replace: bool = False) -> Registered:
+    async def register(
+        self, spec: EngineSpec, *, replace: bool = False, tenants: frozenset[str] | None = None
+    ) -> Registered:
         """As EngineIntake."""
 
-    async def forget(self, key: EngineKey) -> bool:
+    async def forget(self, key: EngineKey, *, tenants: frozenset[str] | None = None) -> bool:
         """As EngineIntake."""
 
-    async def take(self, key: EngineKey, number: int, payload: bytes, *, lost: bool) -> Pushed:
+    async def take(
+        self,
+        key: EngineKey,
+        number: int,
+        payload: bytes,
+        *,
+        lost: bool,
+        tenants: frozenset[str] | None = None,
+    ) -> Pushed:
         """As EngineIntake."""
 
     async def statuses(self, keys: Sequence[EngineKey]) -> list[EngineStatus]:

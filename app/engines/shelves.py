@@ -21,6 +21,7 @@ from app.engines.spaces import (
     name_of,
     names_of,
 )
+from app.engines.tallies import Tallies
 from nexuskv_core import BlockIndex
 
 # Of the index.
@@ -93,24 +94,6 @@ class SavedShelves(msgspec.Struct, frozen=True, array_like=True):
         return [stream for _, _, stream in self.lanes]
 
 
-class Tallies(msgspec.Struct):
-    """What came with events and is not in the index, and why; in blocks, but for the first."""
-
-    # Stores whose blocks have another number of tokens than is registered. They are in the index.
-    wrong_block_size: int = 0
-    # Nobody's here; of them, those with a salt that is not registered.
-    unattributed: int = 0
-    salted_unknown: int = 0
-    # Moved to another place, and not known.
-    unknown_names: int = 0
-    # Removed from where they were not.
-    removed_unknown: int = 0
-    # Whose place in a chain is not said, or that more than one chain may have had before them.
-    unplaced: int = 0
-    # Beyond the number of places, shapes and groups a publisher may have.
-    beyond_limits: int = 0
-
-
 class Shelves:
     """Applies events. Raises IndexFullError, MemoryError where the index has no room."""
 
@@ -137,7 +120,9 @@ class Shelves:
     def apply(self, event: Event) -> None:
         """Take one event in."""
         if isinstance(event, Stored):
-            if event.tokens:
+            if event.unclear:
+                self._leave_out(event)
+            elif event.tokens:
                 self._store(event)
             elif event.hashes:
                 self._hold(event)
@@ -192,6 +177,11 @@ class Shelves:
 
     # ---- stores
 
+    def _leave_out(self, event: Stored) -> None:
+        """Blocks that are not what their tokens say, and those after them, are none of ours."""
+        self.tallies.unclear += len(event.hashes)
+        self._outsiders.add(names_of(event.hashes))
+
     def _store(self, event: Stored) -> None:
         if event.block_size != self._spec.block_tokens:
             self.tallies.wrong_block_size += 1
@@ -205,7 +195,7 @@ class Shelves:
             if not self._place(one, above, names):
                 continue
             if removed:
-                self._take_away(one.medium, one.group, list(removed))
+                self._take_away(one.medium, one.group, list(removed), one.tenant)
             if len(self.quarantine):
                 todo += [
                     (each.event, each.parent, each.names, each.removed)
@@ -258,7 +248,7 @@ class Shelves:
     ) -> tuple[Lane | None, bytes | None]:
         """Of a chain that begins; with the digest of its first block."""
         told = None if event.extra_keys is None else event.extra_keys[0]
-        owner, salt, rest = attributed(self._spec, event.lora, event.cache_salt, told)
+        owner, salt, rest = attributed(self._spec, event.lora, event.cache_salt, told, event.tenant)
         if salt is not None and salt not in self._spec.salts:
             self.tallies.salted_unknown += len(names)
         if owner is None:
@@ -276,7 +266,7 @@ class Shelves:
         """Where the parent is; where it is nowhere, the blocks wait or are nobody's, too."""
         found = [
             lane
-            for lane in self.lanes.values()
+            for lane in self._of(event.tenant)
             if lane.shape == shape and self._core.key_of(lane.stream, parent) is not None
         ]
         if len(found) == 1:
@@ -308,7 +298,7 @@ class Shelves:
     def _hold(self, event: Stored) -> None:
         names = names_of(event.hashes)
         unknown = set(names)
-        for lane in self.lanes.values():
+        for lane in self._of(event.tenant):
             known = names
             if len(self.lanes) > 1:
                 known = [n for n in names if self._core.key_of(lane.stream, n) is not None]
@@ -325,27 +315,41 @@ class Shelves:
 
     def _remove(self, event: Removed) -> None:
         names = names_of(event.hashes)
-        removed = self._take_away(event.medium, event.group, names)
+        removed = self._take_away(event.medium, event.group, names, event.tenant)
         if len(self.quarantine):
-            removed += self.quarantine.remove(names, event.medium, event.group)
+            removed += self.quarantine.remove(names, event.medium, event.group, event.tenant)
         if removed < len(names):
             strange = sum(name in self._outsiders for name in names)
             self.tallies.removed_unknown += max(0, len(names) - removed - strange)
 
-    def _take_away(self, medium: str, group: int, names: Sequence[int]) -> int:
-        holders = self._places.get((medium, group), ())
+    def _take_away(self, medium: str, group: int, names: Sequence[int], tenant: str | None) -> int:
+        holders = self._its(self._places.get((medium, group), ()), tenant)
         return sum(self._core.remove(holder, names) for holder in holders)
 
     def _clear(self, event: Cleared) -> None:
-        self.quarantine.clear(event.medium)
-        if event.medium is None:
+        self.quarantine.clear(event.medium, event.tenant)
+        if event.medium is None and event.tenant is None:
             self._drop()
             return
-        for place in [each for each in self._places if each[0] == event.medium]:
-            closed = set(self._places.pop(place))
-            for holder in closed:
-                self._core.close_holder(holder)
-            self._holders = {k: v for k, v in self._holders.items() if v not in closed}
+        closed: set[int] = set()
+        for place in [each for each in self._places if event.medium in (None, each[0])]:
+            there = self._places.pop(place)
+            closed.update(self._its(there, event.tenant))
+            if left := [one for one in there if one not in closed]:
+                self._places[place] = left
+        for holder in closed:
+            self._core.close_holder(holder)
+        self._holders = {k: v for k, v in self._holders.items() if v not in closed}
+
+    def _of(self, tenant: str | None) -> list[Lane]:
+        """The streams of one tenant alone; all of them, where none is named."""
+        return [lane for lane in self.lanes.values() if tenant is None or lane.owner == (tenant,)]
+
+    def _its(self, holders: Sequence[int], tenant: str | None) -> Sequence[int]:
+        if tenant is None:
+            return holders
+        own = {lane.stream for lane in self._of(tenant)}
+        return [one for one in holders if self._core.stream_of(one) in own]
 
     # ---- streams and holders
 

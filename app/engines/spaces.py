@@ -137,13 +137,23 @@ def salted(
 
 
 def attributed(
-    spec: EngineSpec, lora: str | None, salt: str | None, extra: Extra | None
+    spec: EngineSpec,
+    lora: str | None,
+    salt: str | None,
+    extra: Extra | None,
+    named: str | None = None,
 ) -> Attributed:
-    """Whose chain begins with this: see EngineSpec for the rule."""
+    """Whose chain begins with this: see EngineSpec for the rule.
+
+    `named`: the one of several tenants whose it is said to be. What a salt says has to agree.
+    """
     left = without(lora, extra)
     salt, rest = salted(salt, left, spec.salts)
     if len(spec.tenants) == 1:
         return Attributed(spec.tenants, salt, rest)
+    if named is not None:
+        its = spec.names_tenants if salt is None else spec.salts.get(salt) == named
+        return Attributed((named,) if its else None, salt, rest)
     if salt is not None:
         tenant = spec.salts.get(salt)
         return Attributed(None if tenant is None else (tenant,), salt, rest)

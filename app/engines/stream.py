@@ -4,12 +4,18 @@ Engines number their frames from 0 and say nothing of a restart, so a number tha
 new one: a synthetic epoch begins, and what the old process held is gone.
 """
 
+from collections import OrderedDict
+from collections.abc import Hashable
 from enum import Enum, auto
 from typing import Final, NamedTuple
 
 from xxhash import xxh3_64_intdigest
 
+from app.engines.tallies import MAX_COUNT
+
 MAX_SEQUENCE: Final = (1 << 64) - 2
+# Of one publisher; the numbers of those that were silent longest are forgotten.
+_MAX_STREAMS: Final = 4_096
 
 
 class Order(Enum):
@@ -22,10 +28,21 @@ class Order(Enum):
 
 
 class Place(NamedTuple):
-    """`lost` counts the frames that are missing right before this one."""
+    """`lost` counts the frames that are missing right before this one, 2^63 - 1 at most."""
 
     order: Order
     lost: int = 0
+
+
+class Taken(NamedTuple):
+    """What became of a frame. `order` is None for one of another rank, which is left alone."""
+
+    order: Order | None
+    events: int = 0
+    # Frames that are missing right before it.
+    lost: int = 0
+    # Why it was not read, in words for its sender.
+    refused: str | None = None
 
 
 class Sequence:
@@ -63,4 +80,49 @@ class Sequence:
 
     def _placed(self, order: Order, lost: int) -> Place:
         self.gaps += bool(lost)
-        return Place(Order.GAP if lost and order is Order.NEXT else order, lost)
+        order = Order.GAP if lost and order is Order.NEXT else order
+        return Place(order, min(lost, MAX_COUNT))
+
+
+class EventNumbers:
+    """Follows the numbers that events have of their own.
+
+    A publisher numbers each of its streams by itself, or all its events in one go. Both are
+    possible until one of them is refuted; what neither allows is a hole.
+    """
+
+    def __init__(self) -> None:
+        self.by_stream = True
+        self.over_all = True
+        self._last: OrderedDict[Hashable, int] = OrderedDict()
+        self._latest: int | None = None
+
+    def forget(self, *, same_process: bool) -> None:
+        """Whatever comes next is in order."""
+        self._last.clear()
+        self._latest = None
+        if not same_process:
+            self.by_stream = self.over_all = True
+
+    def take(self, stream: Hashable, number: int) -> int:
+        """Note the next event; how many are missing before it.
+
+        The first one of a stream and the same one again are in order. A number that goes back is
+        of a publisher that began anew: at least one was missed.
+        """
+        mine = _hole(self._last.get(stream), number) if self.by_stream else None
+        all_ = _hole(self._latest, number) if self.over_all else None
+        self._last[stream] = self._latest = number
+        self._last.move_to_end(stream)
+        if len(self._last) > _MAX_STREAMS:
+            self._last.popitem(last=False)
+        holes = [each for each in (mine, all_) if each is not None]
+        if any(holes) and not all(holes):
+            self.by_stream, self.over_all = mine == 0, all_ == 0
+        return min(*holes, MAX_COUNT)
+
+
+def _hole(last: int | None, number: int) -> int:
+    if last is None or number == last:
+        return 0
+    return number - last - 1 if number > last else 1

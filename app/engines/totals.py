@@ -2,6 +2,7 @@
 
 import msgspec
 
+from app.engines.tallies import plus
 from app.engines.views import ViewStatus
 
 EVENT_TYPES = {"Stored": "stored", "Removed": "removed", "Cleared": "cleared"}
@@ -26,6 +27,9 @@ class EngineTotals(msgspec.Struct):
     wrong_block_size: int = 0
     unplaced: int = 0
     beyond_limits: int = 0
+    unclear: int = 0
+    # Another one's, by why. Never changed in place: copies share it.
+    left_out: dict[str, int] = msgspec.field(default_factory=dict)
     index_full: int = 0
     quarantined: int = 0
     quarantine_dropped: int = 0
@@ -39,7 +43,7 @@ class EngineTotals(msgspec.Struct):
         self.refused_frames += status.refused_frames
         self.other_rank_frames += status.other_rank_frames
         self.gaps += status.gaps
-        self.lost_frames += status.lost_frames
+        self.lost_frames = plus(self.lost_frames, status.lost_frames)
         self.epochs += status.epoch
         self.skipped_events += sum(status.skipped_types.values())
         tallies = status.tallies
@@ -48,6 +52,11 @@ class EngineTotals(msgspec.Struct):
         self.wrong_block_size += tallies.wrong_block_size
         self.unplaced += tallies.unplaced
         self.beyond_limits += tallies.beyond_limits
+        self.unclear += tallies.unclear
+        self.left_out = self.left_out | {
+            reason: plus(self.left_out.get(reason, 0), count)
+            for reason, count in status.left_out.items()
+        }
         self.index_full += status.index_full
         self.quarantined += 0 if gone else status.quarantined
         self.quarantine_dropped += status.quarantine_dropped

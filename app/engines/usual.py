@@ -36,6 +36,8 @@ class _Stored(Struct, tag_field="type", tag="BlockStored", forbid_unknown_fields
     medium: _Text = None
     lora_name: _Text = None
     extra_keys: Any = None
+    # What multimodal blocks have in them is read field by field.
+    block_mm_infos: None = None
     group_idx: _Group = None
     kv_cache_spec_kind: _Text = None
     kv_cache_spec_sliding_window: Annotated[int, Meta(ge=0, le=MAX_WINDOW_TOKENS)] | None = None

@@ -3,18 +3,36 @@
 from collections.abc import Sequence
 from typing import Final
 
-from app.engines.events import Cleared, EngineHash, Locality, Removed, Stored
-from app.engines.fields import TOKEN_BYTES, Fields, WireError, engine_hash
+from app.engines.events import (
+    NOWHERE,
+    Cleared,
+    EngineHash,
+    Locality,
+    Origin,
+    Removed,
+    Stored,
+)
+from app.engines.fields import (
+    MAX_TEXT_CHARS,
+    TOKEN_BYTES,
+    U64,
+    Fields,
+    WireError,
+    beside,
+    engine_hash,
+    objects,
+)
 
 MAX_BLOCK_TOKENS: Final = 1 << 20
 MAX_GROUP: Final = 1 << 16
 MAX_WINDOW_TOKENS: Final = 1 << 40
-# Known, and of no use here: who caused it, what it costs, whose stream it is.
+# Known, and of no use here: who caused it, and what it costs.
 _NOT_USED: Final = (
-    "type", "event_type", "event_id", "timestamp", "session_id", "ownership", "source_kind",
-    "block_mm_infos", "model_name", "additional_salt", "tenant_id", "backend_id", "dp_rank",
-    "object_key",
+    "type", "event_type", "timestamp", "session_id", "ownership", "source_kind", "object_key",
 )  # fmt: skip
+# What an envelope says when it names no tenant.
+_NO_TENANT: Final = "default"
+MAX_DP_RANK: Final = 1 << 31
 
 
 def stored(fields: Fields) -> Stored:
@@ -25,6 +43,12 @@ def stored(fields: Fields) -> Stored:
     block_size = fields.number("block_size", 0, MAX_BLOCK_TOKENS) or 0
     extra_keys = fields.extra_keys()
     told = all_told(len(hashes), tokens, block_size * width, extra_keys)
+    unclear = False
+    infos = fields.value("block_mm_infos")
+    if infos is not None and told:
+        inside = objects(infos, len(hashes))
+        unclear = inside is None
+        extra_keys = beside(extra_keys, inside) if inside is not None else None
     return Stored(
         hashes=hashes,
         parent=_parent(fields),
@@ -40,6 +64,7 @@ def stored(fields: Fields) -> Stored:
         window_tokens=fields.number("kv_cache_spec_sliding_window", 0, MAX_WINDOW_TOKENS),
         locality=_locality(fields),
         base_block=fields.number("base_block_idx", 0, 1 << 40),
+        unclear=unclear,
     )
 
 
@@ -59,6 +84,7 @@ def all_told(
 def removed(fields: Fields) -> Removed:
     """Raises WireError."""
     fields.value(*_NOT_USED, "base_block_idx", "block_size", "lora_name")
+    fields.value("kv_cache_spec_kind", "kv_cache_spec_sliding_window")
     return Removed(
         hashes=fields.hashes("block_hashes", "seq_hashes"),
         medium=fields.medium(),
@@ -72,6 +98,26 @@ def cleared(fields: Fields) -> Cleared:
     fields.value(*_NOT_USED, "block_size", "lora_name")
     medium = fields.text("medium")
     return Cleared(medium=None if medium is None else medium.lower())
+
+
+def origin(fields: Fields) -> Origin | None:
+    """Whose event it says that it is, None where it says nothing of it. Raises WireError."""
+    backend = fields.value("backend_id")
+    if backend is not None and (isinstance(backend, bool) or not isinstance(backend, (int, str))):
+        raise WireError("backend_id is a text or an integer")
+    tenant = fields.text("tenant_id")
+    event_id = fields.number("event_id", 0, U64 - 1)
+    found = Origin(
+        event_id=event_id,
+        lora=None if event_id is None else fields.text("lora_name"),
+        block_size=None if event_id is None else fields.number("block_size", 0, MAX_BLOCK_TOKENS),
+        dp_rank=fields.number("dp_rank", 0, MAX_DP_RANK),
+        model=fields.text("model_name") or None,
+        tenant=None if tenant in ("", _NO_TENANT) else tenant,
+        additional_salt=fields.text("additional_salt", "additionalsalt") or None,
+        backend=None if backend is None else str(backend)[:MAX_TEXT_CHARS] or None,
+    )
+    return None if found == NOWHERE else found
 
 
 def _parent(fields: Fields) -> EngineHash | None:

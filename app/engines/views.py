@@ -6,25 +6,25 @@ begins anew. What it stores from then on is held all the same.
 
 from collections import Counter, OrderedDict
 from enum import StrEnum
-from typing import Final, NamedTuple
+from itertools import repeat
+from typing import Final
 
 import msgspec
 from xxhash import xxh3_64_intdigest
 
-from app.engines.events import Batch, Cleared, PackedHashes, Removed, Stored
+from app.engines.events import NOWHERE, Batch, Cleared, Event, Origin, PackedHashes, Removed, Stored
 from app.engines.fields import WireError
+from app.engines.origins import Origins
 from app.engines.registration import EngineSpec
-from app.engines.shelves import Group, Lane, SavedShelves, Shelves, Tallies
+from app.engines.shelves import Group, Lane, SavedShelves, Shelves
 from app.engines.spaces import Spaces
-from app.engines.stream import Order, Sequence
+from app.engines.stream import Order, Sequence, Taken
+from app.engines.tallies import MAX_COUNT, Tallies, add_names, plus
 from app.engines.wire import decode_batch
 from nexuskv_core import BlockIndex, IndexFullError
 
 # Frames that are known again, so that one that comes late a second time is no restart.
 _RECENT_FRAMES: Final = 256
-# Of distinct names of skipped types and unknown fields that are told apart.
-_MAX_NAMES: Final = 64
-_OTHER_NAMES: Final = "(others)"
 
 
 class ViewState(StrEnum):
@@ -37,17 +37,6 @@ class ViewState(StrEnum):
 
 
 _STATE_NUMBERS: Final = {state: number for number, state in enumerate(ViewState)}
-
-
-class Taken(NamedTuple):
-    """What became of a frame. `order` is None for one of another rank, which is left alone."""
-
-    order: Order | None
-    events: int = 0
-    # Frames that are missing right before it.
-    lost: int = 0
-    # Why it was not read, in words for its sender.
-    refused: str | None = None
 
 
 class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
@@ -79,6 +68,10 @@ class ViewStatus(msgspec.Struct, frozen=True, kw_only=True):
     quarantine_bytes: int
     quarantine_dropped: int
     tallies: Tallies
+    # Blocks of events that were another one's, by why, and events that are missing by their own
+    # numbers.
+    left_out: dict[str, int]
+    lost_events: int
     # Frames that the index had no room for; each is as good as lost.
     index_full: int
     last_frame_at_us: int | None
@@ -101,6 +94,7 @@ class SavedView(msgspec.Struct, frozen=True, kw_only=True):
     last_frame_at_us: int | None
     lag_us: int | None
     shelves: SavedShelves
+    backend: str | None = None
 
 
 class EngineView:
@@ -119,6 +113,7 @@ class EngineView:
         self.lag_us: int | None = None
         self._spaces = spaces
         self._shelves = Shelves(spec, core, spaces)
+        self._origins = Origins(spec)
         # What it was when it was saved, until it is proven that no frame is missing since.
         self._resumed: ViewState | None = None
         self._sequence = Sequence()
@@ -126,6 +121,7 @@ class EngineView:
         self._frames = 0
         self._repeated = 0
         self._lost_frames = 0
+        self._lost_events = 0
         self._refused = 0
         self._last_refusal: str | None = None
         self._other_rank_frames = 0
@@ -188,6 +184,7 @@ class EngineView:
             last_frame_at_us=self.last_frame_at_us,
             lag_us=self.lag_us,
             shelves=self._shelves.saved(),
+            backend=self._origins.backend,
         )
 
     def resume(self, saved: SavedView) -> None:
@@ -197,6 +194,7 @@ class EngineView:
         Raises ValueError where the index is not as it was, and as TenantHashing.
         """
         self._shelves.resume(saved.epoch, saved.shelves)
+        self._origins.backend = saved.backend
         self._sequence.resume(saved.epoch, saved.number, saved.digest)
         self._recent[saved.number] = saved.digest
         self.epoch, self.last_sequence = saved.epoch, saved.number
@@ -247,7 +245,7 @@ class EngineView:
             batch = decode_batch(payload)
         except WireError as error:
             refused = str(error)
-        if batch is not None and batch.dp_rank not in (None, self.spec.dp_rank):
+        if batch is not None and batch.of_another(self.spec.dp_rank):
             self._other_rank_frames += 1
             self._other_rank = batch.dp_rank
             return Taken(None, refused=f"a frame of data parallel rank {batch.dp_rank}, not of "
@@ -298,7 +296,7 @@ class EngineView:
             refused_frames=self._refused,
             last_refusal=self._last_refusal,
             other_rank_frames=self._other_rank_frames,
-            other_rank=self._other_rank,
+            other_rank=self._other_rank if self._other_rank_frames else self._origins.other_rank,
             events=dict(self._events),
             skipped_types=dict(self._skipped),
             unknown_fields=dict(self._unknown_fields),
@@ -310,6 +308,8 @@ class EngineView:
             quarantine_bytes=shelves.quarantine.held_bytes,
             quarantine_dropped=shelves.quarantine.dropped,
             tallies=msgspec.structs.replace(shelves.tallies),
+            left_out=dict(self._origins.left_out),
+            lost_events=self._lost_events,
             index_full=self._index_full,
             last_frame_at_us=self.last_frame_at_us,
             last_event_at_us=self._last_event_at_us,
@@ -331,7 +331,7 @@ class EngineView:
             self._recent.popitem(last=False)
 
     def _order(self, order: Order, lost: int) -> None:
-        self._lost_frames += lost
+        self._lost_frames = plus(self._lost_frames, lost)
         if order is Order.NEW_EPOCH:
             self._begin(same_process=False)
             self.state = ViewState.UNKNOWN if lost else ViewState.LIVE
@@ -351,19 +351,24 @@ class EngineView:
     def _begin(self, *, same_process: bool) -> None:
         self._resumed = None
         self._shelves.begin(self.epoch, same_process=same_process)
+        self._origins.begin(same_process=same_process)
 
     def _apply(self, batch: Batch, now_us: int) -> None:
         if batch.at_s > 0:
-            self._publisher_at_us = int(batch.at_s * 1_000_000)
+            self._publisher_at_us = min(int(batch.at_s * 1_000_000), MAX_COUNT)
             self.lag_us = now_us - self._publisher_at_us
         if batch.events:
             self._last_event_at_us = now_us
-        _add(self._skipped, batch.skipped_types)
-        _add(self._unknown_fields, batch.unknown_fields)
-        for event in batch.events:
+        add_names(self._skipped, batch.skipped_types)
+        add_names(self._unknown_fields, batch.unknown_fields)
+        origins = batch.origins or repeat(NOWHERE)
+        for event, said in zip(batch.events, origins, strict=False):
+            own = event if said is NOWHERE else self._judged(event, said)
+            if own is None:
+                continue
             self._events[type(event).__name__] += 1
             try:
-                self._shelves.apply(event)
+                self._shelves.apply(own)
             except (IndexFullError, MemoryError):
                 # Part of the event may be there: as good as a lost frame.
                 self._index_full += 1
@@ -372,11 +377,19 @@ class EngineView:
             except Exception:
                 self._doubt()
                 raise
-            if isinstance(event, Cleared):
-                if event.medium is None and self.state is ViewState.UNKNOWN:
-                    self.state = ViewState.LIVE
-            else:
-                self._note_hashes(event)
+            if not isinstance(own, Cleared):
+                self._note_hashes(own)
+            elif own.medium is own.tenant is None and self.state is ViewState.UNKNOWN:
+                self.state = ViewState.LIVE
+
+    def _judged(self, event: Event, said: Origin) -> Event | None:
+        """None for another one's. A hole in the events' own numbers is as good as lost frames."""
+        own, missing = self._origins.judge(event, said)
+        if missing:
+            self._lost_events = plus(self._lost_events, missing)
+            self._sequence.gaps += 1
+            self._doubt()
+        return own
 
     def _note_hashes(self, event: Stored | Removed) -> None:
         hashes = event.hashes
@@ -384,9 +397,3 @@ class EngineView:
             self._byte_names += 1
         if isinstance(event, Stored) and event.block_size not in (0, self.spec.block_tokens):
             self._other_block_tokens = event.block_size
-
-
-def _add(counter: Counter[str], found: dict[str, int]) -> None:
-    for name, times in found.items():
-        kept = name if name in counter or len(counter) < _MAX_NAMES else _OTHER_NAMES
-        counter[kept] += times

@@ -13,10 +13,10 @@ from typing import Any, Final
 
 import msgspec
 
-from app.engines.events import Batch, Event
+from app.engines.events import NOWHERE, Batch, Event, Origin
 from app.engines.fields import Fields, WireError, plain, whole_number
 from app.engines.usual import usual
-from app.engines.variants import cleared, removed, stored
+from app.engines.variants import MAX_DP_RANK, cleared, origin, removed, stored
 from nexuskv_core import msgpack_batch
 
 # A prompt of a million tokens is 5 MiB.
@@ -41,12 +41,18 @@ _READERS: Final[dict[str, Callable[[Fields], Event]]] = {
 _POSITIONS: Final = {
     "BlockStored": (
         "block_hashes", "parent_block_hash", "token_ids", "block_size", "lora_id", "medium",
-        "lora_name", "extra_keys", "group_idx", "kv_cache_spec_kind",
-        "kv_cache_spec_sliding_window",
+        "lora_name", "extra_keys",
     ),
-    "BlockRemoved": ("block_hashes", "medium", "group_idx"),
-    "AllBlocksCleared": (),
+    "BlockRemoved": ("block_hashes", "medium"),
+    "AllBlocksCleared": ("source_kind",),
 }  # fmt: skip
+# What follows, by its kind: a group's number, the kind of its attention, its window. Producers of
+# multimodal prompts put the objects of the blocks before it.
+_TAILED: Final = frozenset({"BlockStored", "BlockRemoved"})
+_TAIL: Final = (
+    ("group_idx", int), ("kv_cache_spec_kind", str), ("kv_cache_spec_sliding_window", int),
+    ("locality", str), ("source_kind", str),
+)  # fmt: skip
 
 
 def decode_batch(payload: bytes) -> Batch:
@@ -59,6 +65,7 @@ def decode_batch(payload: bytes) -> Batch:
     skipped: dict[str, int] = {}
     unknown: dict[str, int] = {}
     events: list[Event] = []
+    origins: dict[int, Origin] = {}
     for each in found:
         named = _named(each)
         event: Event | None = usual(named)
@@ -67,17 +74,34 @@ def decode_batch(payload: bytes) -> Batch:
             event = _event(fields, skipped)
             if event is None:
                 continue
+            said = origin(fields)
+            if said is not None:
+                origins[len(events)] = said
             _count(unknown, fields.unread())
         events.append(event)
-    if dp_rank is None and len(found) == 1 and isinstance(found[0], dict):
-        dp_rank = plain(found[0].get("dp_rank"))
+    if dp_rank is None:
+        dp_rank = _rank_of_all(found)
     return Batch(
         at_s=at_s,
         events=tuple(events),
-        dp_rank=None if dp_rank is None else whole_number(dp_rank, "dp_rank", 0, 2**31),
+        dp_rank=None if dp_rank is None else whole_number(dp_rank, "dp_rank", 0, MAX_DP_RANK),
         skipped_types=skipped,
         unknown_fields=unknown,
+        origins=tuple(origins.get(at, NOWHERE) for at in range(len(events))) if origins else (),
     )
+
+
+def _rank_of_all(found: Sequence[Any]) -> Any:
+    """The data parallel rank that every event names, None where they differ or do not."""
+    rank = None
+    for at, each in enumerate(found):
+        if not isinstance(each, dict):
+            return None
+        its = plain(each.get("dp_rank"))
+        if its is None or (at and its != rank):
+            return None
+        rank = its
+    return rank
 
 
 def _left_packed(payload: bytes) -> tuple[float, Sequence[Any], Any] | None:
@@ -114,7 +138,11 @@ def _named(event: Any) -> dict[Any, Any]:
         raise WireError("an event is a map with its type, or an array that begins with it")
     names = _POSITIONS.get(kind, ())
     named: dict[Any, Any] = {"type": kind}
-    for number, value in enumerate(event[1:]):
+    places = event[1:]
+    if kind in _TAILED and len(places) > len(names):
+        _tail(places[len(names) :], len(names) + 1, named)
+        places = places[: len(names)]
+    for number, value in enumerate(places):
         # Beyond the names that there are, a place is the name.
         name = names[number] if number < len(names) else f"[{number + 1}]"
         if name == "lora_name" and isinstance(plain(value), dict):
@@ -122,6 +150,46 @@ def _named(event: Any) -> dict[Any, Any]:
         else:
             named[name] = value
     return named
+
+
+def _tail(tail: Sequence[Any], first: int, named: dict[Any, Any]) -> None:
+    """Name what is behind the places that every producer fills alike; `first` is its place.
+
+    The objects of blocks, a list, are before the rest, or wherever there is a list; a null in their
+    place is known by what follows it.
+    """
+    values = [(place, plain(value)) for place, value in enumerate(tail, first)]
+    at = next((n for n, (_, value) in enumerate(values) if isinstance(value, list)), None)
+    if at is not None:
+        named["block_mm_infos"] = values.pop(at)[1]
+    elif values[0][1] is None and not _fits(values) and _fits(values[1:]):
+        del values[0]
+    if _fits(values):
+        for (_, value), (name, _) in zip(values, _TAIL, strict=False):
+            named[name] = value
+        for place, value in values[len(_TAIL) :]:
+            named[f"[{place}]"] = value
+        return
+    # Older producers leave out what they do not say: what a value is, its type tells.
+    for place, value in values:
+        if value is None:
+            continue
+        if not _is(value, int) and not _is(value, str):
+            raise WireError(f"place {place} of an event is a number or a text")
+        names = [name for name, type_ in _TAIL if _is(value, type_) and name not in named]
+        named[names[0] if names else f"[{place}]"] = value
+
+
+def _fits(values: Sequence[tuple[int, Any]]) -> bool:
+    """Whether each is null or what has its place in the full tail."""
+    return all(
+        value is None or _is(value, type_)
+        for (_, value), (_, type_) in zip(values, _TAIL, strict=False)
+    )
+
+
+def _is(value: Any, type_: type) -> bool:
+    return isinstance(value, type_) and not isinstance(value, bool)
 
 
 def _event(fields: Fields, skipped: dict[str, int]) -> Event | None:

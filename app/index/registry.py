@@ -27,6 +27,8 @@ from app.index.repository import (
     StateFilter,
     StateWrite,
     StoredState,
+    backed_states_drop,
+    backed_states_revive,
     state_delete,
     state_get,
     states_by_key,
@@ -129,12 +131,32 @@ class StateRegistry:
         self._index.remove(stored.tenant, stored.entry_id, generation)
         return True
 
-    async def delete_entry(self, tenant: str, entry_id: str) -> bool:
-        """Likewise by the tenant's name for it; False when there is no live state of that name."""
+    # ---- states that engines back: in the transaction of their engine
+
+    async def store_backed(
+        self, session: WriteSession, registrations: Sequence[Registration]
+    ) -> list[Registered]:
+        """Like `register`, and one that was deleted as it is given is there again. No name twice.
+
+        The index learns of it by `follow`, or by its poll.
+        """
+        now = self._clock.now()
+        writes = [self._write(registration) for registration in registrations]
+        await backed_states_revive(session, writes, now)
+        return await self._register_round(session, writes, now)
+
+    async def drop_backed(self, session: WriteSession, keys: Sequence[tuple[str, str]]) -> None:
+        """Delete those of these (tenant, entry id) that have no tokens."""
+        await backed_states_drop(session, keys, self._clock.now())
+
+    async def follow(self, keys: Sequence[tuple[str, str]]) -> None:
+        """Make the index equal to what is stored of these (tenant, entry id)."""
         async with self._database.read() as session:
-            found = await states_by_key(session, [(tenant, entry_id)])
-        stored = found.get((tenant, entry_id))
-        return stored is not None and await self.delete(stored.state_id, frozenset({tenant}))
+            for stored in (await states_by_key(session, keys, whole=True)).values():
+                if stored.deleted_at is None:
+                    self._index.upsert(stored_row(stored))
+                else:
+                    self._index.remove(stored.tenant, stored.entry_id, stored.generation)
 
     def _write(self, registration: Registration) -> StateWrite:
         entry = registration.entry

@@ -163,6 +163,35 @@ _DELETE = text(
     RETURNING generation
     """
 )
+_REVIVE = text(
+    """
+    UPDATE state AS present
+    SET body = CAST(incoming.body AS jsonb), tokens = incoming.tokens, updated_at = :now,
+        deleted_at = NULL, changed_xid = pg_current_xact_id()
+    FROM unnest(:tenant, :entry_id, :generation, :content_hash, :body, :tokens)
+        AS incoming(tenant, entry_id, generation, content_hash, body, tokens)
+    WHERE present.tenant = incoming.tenant AND present.entry_id = incoming.entry_id
+        AND present.deleted_at IS NOT NULL AND present.token_count = 0
+        AND present.generation = incoming.generation
+        AND present.content_hash = incoming.content_hash
+    """
+).bindparams(
+    *(
+        bindparam(name, type_=ARRAY(_WRITE_TYPES.get(name, TEXT())))
+        for name in ("tenant", "entry_id", "generation", "content_hash", "body", "tokens")
+    ),
+    bindparam("now", type_=TIMESTAMP(timezone=True)),
+)
+_DROP_BACKED = text(
+    """
+    UPDATE state
+    SET deleted_at = :now, updated_at = :now, body = NULL, tokens = NULL,
+        changed_xid = pg_current_xact_id()
+    FROM unnest(:tenants, :entry_ids) AS dropped(tenant, entry_id)
+    WHERE state.tenant = dropped.tenant AND state.entry_id = dropped.entry_id
+        AND state.deleted_at IS NULL AND state.token_count = 0
+    """
+).bindparams(*_KEY_PARAMS, bindparam("now", type_=TIMESTAMP(timezone=True)))
 _LIVE = text(f"SELECT {_WHOLE} FROM state WHERE deleted_at IS NULL")  # noqa: S608
 _FENCE = text("SELECT pg_snapshot_xmin(pg_current_snapshot())::text")
 _CHANGED = text(
@@ -217,6 +246,33 @@ async def state_delete(session: WriteSession, state_id: UUID, now: datetime) -> 
     result = await session.execute(_DELETE, {"state_id": state_id, "now": now})
     deleted: int | None = result.scalar_one_or_none()
     return deleted
+
+
+async def backed_states_revive(
+    session: WriteSession, writes: Sequence[StateWrite], now: datetime
+) -> None:
+    """Those of them that were deleted as they are are live again, under their state ids.
+
+    Only states without tokens: what such a one promises is what its engine holds, not what was
+    there when it was deleted.
+    """
+    names = ("tenant", "entry_id", "generation", "content_hash", "body", "tokens")
+    values: dict[str, Any] = {name: [getattr(write, name) for write in writes] for name in names}
+    await session.execute(_REVIVE, values | {"now": now})
+
+
+async def backed_states_drop(
+    session: WriteSession, keys: Sequence[tuple[str, str]], now: datetime
+) -> None:
+    """Leaves tombstones of these (tenant, entry id); one that has tokens by now stays."""
+    await session.execute(
+        _DROP_BACKED,
+        {
+            "tenants": [tenant for tenant, _ in keys],
+            "entry_ids": [entry for _, entry in keys],
+            "now": now,
+        },
+    )
 
 
 async def states_list(

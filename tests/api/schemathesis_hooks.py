@@ -79,7 +79,7 @@ def make_engine(case: Case) -> None:
         case.query["replace"] = True
         case.body |= {"tenants": ["default"], "salts": {}, "attach": "connect", "topic": ""}
         case.body |= {"model": "scratch", "revision": "", "layout": ""}
-        case.body |= {"endpoint": None, "replay_endpoint": None, "states": []}
+        case.body |= {"endpoint": None, "replay_endpoint": None, "states": [], "groups": []}
     if label == "POST /v1/engines/{instance_id}/events":
         case.path_parameters["instance_id"] = KNOWN_ENGINE["instance_id"]
         case.query |= {"dp_rank": 0, "lost": True}
@@ -94,6 +94,9 @@ def make_engine(case: Case) -> None:
 def make_query(case: Case) -> None:
     """A packed prompt is whole words, and the URL has its fields; with JSON it has none."""
     path, model = case.operation.path, KNOWN_ENGINE["model"]
+    if path == "/indexer/workers":
+        # Spellings of one field, which must not differ.
+        case.query = {name: case.query[name] for name in list(case.query)[:1]}
     if path in ("/v1/match", "/indexer/query"):
         if case.media_type == "application/octet-stream":
             case.body = bytes(4 * (len(case.body) // 4)) if isinstance(case.body, bytes) else b""
@@ -105,11 +108,12 @@ def make_query(case: Case) -> None:
     if path.startswith("/indexer/query") and isinstance(case.body, dict):
         # What nobody registered is 404, and other tenants are as well.
         named = "model_name" if case.body.get("model_name") is not None else "model"
-        case.body |= {named: model, "tenant_id": None, "routing_group": None}
-        case.body |= {"instance_id": None, "additional_salt": None}
+        case.body |= {"model": None, "modelname": None, "model_name": None} | {named: model}
+        case.body |= {"tenant_id": None, "routing_group": None, "instance_id": None}
+        case.body |= {"additional_salt": None, "additionalsalt": None}
     if path in ("/indexer/register", "/indexer/unregister"):
         engine = {"instance_id": "scratch", "modelname": "scratch", "model_name": None}
-        case.body |= engine | {"routing_group": None}
+        case.body |= engine | {"model": None, "routing_group": None, "additionalsalt": None}
     if path == "/indexer/register":
         # One rank has one registration; the engine is on a listed host.
         case.body |= {"dp_rank": next(_numbers), "endpoint": "tcp://127.0.0.1:9"}

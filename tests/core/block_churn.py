@@ -1,4 +1,4 @@
-"""Churn with a hot prefix until memory must have settled: `python -m tests.core.block_churn [STORES]`.
+"""Churn with a hot prefix: `python -m tests.core.block_churn [STORES]`.
 
 Ends with an assertion where the resident memory of this process still grows in its second half, or
 the hot prefix is not there.
@@ -39,7 +39,8 @@ def main(stores: int) -> None:
             measured.append(resident_bytes())
     index.check_invariants()
     forgotten = index.stats()["forgotten"]
-    print(f"resident MiB {[each // MIB for each in measured]}, forgotten blocks {forgotten:,}")
+    resident = [each // MIB for each in measured]
+    sys.stdout.write(f"resident MiB {resident}, forgotten blocks {forgotten:,}\n")
     assert forgotten > 50 * stores
     assert index.stats()["memory_bytes"] <= BOUND_BYTES
     assert measured[-1] - measured[len(measured) // 2] <= SPARE_BYTES

@@ -9,7 +9,8 @@ from app.engines.matching import EngineMatcher
 from app.engines.plans import Filter
 from app.engines.registration import EngineSpec
 from app.engines.spaces import Spaces
-from app.engines.views import EngineView, Taken
+from app.engines.stream import Taken
+from app.engines.views import EngineView
 from app.index.scopes import TenantHashing
 from nexuskv_core import BlockIndex
 from tests.engines.wires import packed, stored

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 from array import array
 from collections.abc import Callable
 from pathlib import Path
@@ -9,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from app.clock import SystemClock
+from app.clock import SystemClock, SystemIds
 from app.db.session import Database
 from app.engines.answers import Match
 from app.engines.matching import EngineMatcher
@@ -64,7 +65,9 @@ class Process:
             **({"block_index_blocks": 100_000} | options),
         )
         self.clock = SystemClock()
-        self.own = own_index(settings, database, self.clock, TenantHashing(secret), shared=shared)
+        self.own = own_index(
+            settings, database, self.clock, SystemIds(), TenantHashing(secret), shared=shared
+        )
         self.directory = self.own.directory
         self.matcher = EngineMatcher(self.own.core, self.directory, self.own.spaces)
 
@@ -240,6 +243,7 @@ BROKEN: dict[str, Callable[[Path], object]] = {
     "memory": lambda path: _flip(path, path.stat().st_size - 100),
     "short": lambda path: path.write_bytes(path.read_bytes()[:-4096]),
     "directory": lambda path: (path.unlink(), path.mkdir()),
+    "pipe": lambda path: (path.unlink(), os.mkfifo(path)),
 }
 
 
@@ -268,6 +272,20 @@ async def test_a_copy_that_cannot_be_used_is_refused_and_replaced(life: Life, pa
     await last.directory.poll()
     await last.push(6)
     assert last.reach(OTHER, "u") == ("hit", 4)
+
+
+async def test_a_copy_of_another_deployment_is_refused_though_nobody_claims_it(
+    life: Life, database: Database, capfd
+):
+    await (await life().told_all()).directory.stop()
+    without = Process(database, None)
+    await without.directory.poll()
+    assert await without.own.intake.forget(KEY)
+    await without.directory.stop()
+    then = life(secret=bytes(32))
+    for _ in range(2):
+        await then.directory.poll()
+    assert "".join(capfd.readouterr()).count("it is of another deployment") == 1
 
 
 async def test_frames_wait_for_a_copy_and_keep_their_order(life: Life, path):

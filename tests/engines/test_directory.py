@@ -2,20 +2,28 @@
 
 import asyncio
 
+import msgspec
 import pytest
 from sqlalchemy import text
 
+from app.clock import SystemIds
+from app.contract.registration import Registration
 from app.db.session import Database
 from app.engines.addresses import HOSTS_VARIABLE, EngineAddresses
+from app.engines.backed import BackedRegistry
 from app.engines.directory import EngineDirectory
 from app.engines.intake import EngineIntake, Registered
-from app.engines.registration import EngineKey, EngineSpec
+from app.engines.registration import Attach, EngineKey, EngineSpec
 from app.engines.spaces import Spaces
 from app.engines.views import ViewState
 from app.errors import ErrorCode, NexusError
 from app.host_list import HostAllowList
+from app.index.matcher import StateIndex
+from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
 from nexuskv_core import BlockIndex
+from tests.bridge.test_engine_backed import state as backed_state
+from tests.engines.publisher import free_port
 from tests.engines.rig import SECRET, prompt, told
 from tests.engines.wires import packed
 from tests.topology.workers import WallClock
@@ -38,7 +46,10 @@ class Replica:
         spaces = Spaces(TenantHashing(SECRET))
         self.directory = EngineDirectory(database, self.clock, self.core, spaces)
         addresses = EngineAddresses(HostAllowList(["127.0.0.1"], HOSTS_VARIABLE), ["tcp"])
-        self.intake = EngineIntake(database, self.directory, addresses, self.clock)
+        states = BackedRegistry(
+            StateRegistry(database, StateIndex(TenantHashing(SECRET)), self.clock, SystemIds())
+        )
+        self.intake = EngineIntake(database, self.directory, addresses, states, self.clock)
 
     def push(self, number: int, key: EngineKey = KEY):
         payload = packed(told(prompt(3)), at_s=number + 0.5, rank=key.dp_rank)
@@ -164,3 +175,75 @@ async def test_silence_makes_an_engine_stale_and_a_sign_of_life_brings_it_back(h
     assert here.directory.counts()["stale"] == 1
     assert here.push(0).repeated
     assert here.directory.counts()["live"] == 1
+
+
+def naming(tenant: str, **fields) -> EngineSpec:
+    """An engine with one state, the same for all of the tenant's."""
+    state = msgspec.convert(backed_state(tenant), Registration)
+    return spec(tenants=(tenant,), states=(state,), **fields)
+
+
+async def live_states(database: Database) -> int:
+    async with database.read() as session:
+        count: int = await session.scalar(
+            text("SELECT count(*) FROM state WHERE deleted_at IS NULL")
+        )
+    return count
+
+
+async def test_states_are_there_whenever_a_registration_names_them(here, there, database):
+    ranks = [naming("t", dp_rank=rank) for rank in range(4)]
+    for _ in range(5):
+        await asyncio.gather(
+            *(replica.intake.register(one) for one in ranks for replica in (here, there))
+        )
+        assert await live_states(database) == 1
+        # The last one of them takes it along, whichever it is.
+        gone = await asyncio.gather(
+            *(replica.intake.forget(one.key) for one in ranks for replica in (here, there))
+        )
+        assert (sum(gone), await live_states(database)) == (4, 0)
+    # A registration and the leaving of the only other one at once.
+    for _ in range(5):
+        await here.intake.register(ranks[0])
+        await asyncio.gather(here.intake.forget(ranks[0].key), there.intake.register(ranks[1]))
+        assert await live_states(database) == 1
+        await there.intake.forget(ranks[1].key)
+        assert await live_states(database) == 0
+
+
+async def test_whose_an_engine_is_says_its_row(here, there, database):
+    await here.intake.register(naming("t"))
+    others = frozenset({"u"})
+    with pytest.raises(NexusError) as caught:
+        await there.intake.register(naming("u"), replace=True, tenants=others)
+    assert caught.value.code is ErrorCode.TENANT_FORBIDDEN
+    assert not await there.intake.forget(KEY, tenants=others)
+    with pytest.raises(NexusError) as caught:
+        here.intake.push(KEY, 0, b"", lost=False, tenants=others)
+    assert caught.value.code is ErrorCode.NOT_FOUND
+    # In whatever words a newer version stored it.
+    async with database.write() as session:
+        await session.execute(text("""UPDATE engine SET spec = spec || '{"sparsity": 3}'"""))
+    with pytest.raises(NexusError) as caught:
+        await there.intake.register(naming("u"), replace=True, tenants=others)
+    assert caught.value.code is ErrorCode.TENANT_FORBIDDEN
+    assert await there.intake.forget(KEY, tenants=frozenset({"t", "u"}))
+    assert await live_states(database) == 0
+
+
+async def test_two_replicas_give_one_port_to_one_engine(here, there):
+    listening = {"attach": Attach.BIND, "endpoint": f"tcp://127.0.0.1:{free_port()}"}
+    await here.intake.register(spec(**listening))
+    with pytest.raises(NexusError) as caught:
+        await there.intake.register(spec(instance_id="b", **listening), tenants=frozenset({"t"}))
+    assert caught.value.message.startswith("/endpoint: a (rank 0) is listened for there")
+    with pytest.raises(NexusError) as caught:
+        await there.intake.register(
+            spec(instance_id="b", tenants=("u",), **listening), tenants=frozenset({"u"})
+        )
+    assert caught.value.message.startswith("/endpoint: another engine is listened for there")
+    await here.intake.forget(KEY)
+    assert await there.intake.register(spec(instance_id="b", **listening)) is Registered.CREATED
+    for replica in (here, there):
+        await replica.directory.stop()

@@ -52,6 +52,14 @@ def test_one_that_is_well_has_no_finding():
     assert diagnose(status(source=None), NOW_US).ok
 
 
+def test_blocks_that_the_index_forgot_are_told():
+    found = diagnose(status(), NOW_US, forgotten=7)
+    (one,) = found.findings
+    assert (found.ok, one.check, one.severity) == (True, Check.CAPACITY, Severity.WARNING)
+    assert one.what.startswith("The index forgot 7 blocks")
+    assert "NEXUSKV_BLOCK_INDEX_BLOCKS" in one.do
+
+
 @pytest.mark.parametrize(
     ("spec", "source", "word"),
     [

@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 from app.cli import cli
 from app.control.keys import Scope
 from tests.engines.publisher import BLOCK, free_port
-from tests.engines.wires import CLEARED, packed, removed, stored
+from tests.engines.wires import CLEARED, as_envelope, packed, removed, stored
 from tests.fixtures.service import ServiceProcess
 from tests.process.waiting import until
 from tests.states.pages import refusal
@@ -91,6 +91,47 @@ def test_a_registration_is_idempotent_and_another_one_is_a_conflict(client):
     assert register(client, body).status_code == 201
 
 
+def test_declared_groups_hold_from_the_start(client):
+    groups = [
+        {"group_idx": 0, "kind": "full_attention", "window_tokens": None},
+        {"group_idx": 1, "kind": "mamba", "window_tokens": None},
+    ]
+    body = spec()
+    tenant, model = body["tenants"][0], body["model"]
+    query = {"tenant": tenant, "model": model, "tokens": list(range(2 * BLOCK))}
+
+    def usable() -> int:
+        answer = client.post("/v1/match", json={"queries": [query]}).json()
+        return answer["results"][0]["matched_tokens"]
+
+    assert register(client, body).status_code == 201
+    conflict = register(client, body | {"groups": groups})
+    assert refusal(conflict) == (409, "engine_conflict")
+    assert "groups" in conflict.json()["detail"]
+    assert register(client, body | {"groups": groups}, replace="true").status_code == 200
+    assert register(client, body | {"groups": groups}).json()["result"] == "unchanged"
+    assert shown(client, body)["groups"] == groups
+    assert push(client, body, 0, block(0), block(1)).status_code == 200
+    assert usable() == 0
+    assert push(client, body, 1, block(1, group_idx=1)).status_code == 200
+    assert usable() == 2 * BLOCK
+
+
+def test_events_of_others_are_left_out_and_the_doctor_says_so(client):
+    body = spec()
+    assert register(client, body).status_code == 201
+    other = as_envelope(block(0), 0) | {"model_name": "another"}
+    mine = as_envelope(block(0), 0) | {"model_name": body["model"]}
+    assert push(client, body, 0, other, mine).status_code == 200
+    assert push(client, body, 1, mine | {"event_id": 7}).json()["state"] == "unknown"
+    found = shown(client, body)
+    assert (found["left_out"]["other_model"], found["lost_events"], found["gaps"]) == (1, 6, 1)
+    [report] = client.get("/v1/doctor", params={"engine": body["instance_id"]}).json()["reports"]
+    said = {finding["check"]: finding["what"] for finding in report["findings"]}
+    assert "other_model" in said["identity"]
+    assert "6 events" in said["continuity"]
+
+
 @pytest.mark.parametrize(
     ("changes", "code", "pointer"),
     [
@@ -102,6 +143,20 @@ def test_a_registration_is_idempotent_and_another_one_is_a_conflict(client):
         ({"salts": {"s": "stranger"}}, "invalid_field", "/salts"),
         ({"endpoint": "tcp://*:5557"}, "invalid_field", "/endpoint"),
         ({"model": "a\u0000b"}, "invalid_field", "/model"),
+        # What is in a URL has no newline at its end.
+        ({"instance_id": "a\n"}, "invalid_field", "/instance_id"),
+        ({"node": "n\n"}, "invalid_field", "/node"),
+        ({"groups": [{"group_idx": 0, "kind": "new"}]}, "invalid_field", "/groups/0/kind"),
+        (
+            {"groups": [{"group_idx": 0, "kind": "mamba"}] * 2},
+            "invalid_field",
+            "/groups",
+        ),
+        (
+            {"groups": [{"group_idx": 0, "kind": "mamba", "window_tokens": 8}]},
+            "invalid_field",
+            "/groups",
+        ),
     ],
 )
 def test_a_registration_that_is_wrong_says_where(client, changes, code, pointer):

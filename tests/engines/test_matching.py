@@ -1,9 +1,14 @@
 """Queries: who is asked, what is answered, and how far an answer can be trusted."""
 
+import asyncio
+from array import array
+
 import pytest
 
+from app.engines.answers import Match
 from app.engines.plans import Filter
 from app.engines.reach import TierReach
+from app.engines.slices import Slices
 from app.engines.views import ViewState
 from tests.engines.rig import BLOCK, NOW_US, Rig, prompt, told
 from tests.engines.wires import CLEARED, packed, removed, stored
@@ -201,3 +206,40 @@ def test_a_view_that_is_about_to_close_is_not_the_one_that_took_its_place(rig: R
     rig.views.remove(before)
     rig.tell(rig.engine("a"), told(LONG[:4]))
     assert rig.reach(LONG) == {"a": 4, "b": 8}
+
+
+async def turns_of(work: asyncio.Task[Match]) -> int:
+    """How often others had a turn until it was done."""
+    turns = 0
+    while not work.done():
+        turns += 1
+        await asyncio.sleep(0)
+    return turns
+
+
+async def test_a_long_query_lets_others_have_a_turn_and_is_of_one_moment() -> None:
+    rig = Rig()
+    long = [token % 50_000 for token in range(100_000)]
+    for number in range(32):
+        rig.tell(rig.engine(f"e{number}", revision=f"r{number}"), told(long))
+    packed_tokens = array("I", long).tobytes()
+    names = list(range(1, 25_001))
+    expected = rig.ask(long)
+    assert len(expected.candidates) == 32
+    wanted = Filter("t", "m")
+    for changed in (False, True):
+        for ask in (
+            lambda: rig.matcher.match_in_slices(wanted, packed_tokens, Slices(), now_us=NOW_US),
+            lambda: rig.matcher.match_names_in_slices(wanted, names, Slices(), now_us=NOW_US),
+        ):
+            work = asyncio.create_task(ask())
+            await asyncio.sleep(0)
+            if changed:
+                rig.views[0].doubt()
+            turns = await turns_of(work)
+            found = await work
+            if changed:
+                assert (found.result, found.reason) == ("unknown", "index_busy")
+            else:
+                assert turns > 1
+                assert found.candidates == expected.candidates

@@ -10,8 +10,9 @@ from typing import Any
 
 import msgspec
 import pytest
+import uvloop
 
-from app.clock import SystemClock
+from app.clock import SystemClock, SystemIds
 from app.db.session import Database
 from app.engines.answers import Match
 from app.engines.intake import Pushed
@@ -21,14 +22,15 @@ from app.engines.parts import OwnIndex, own_index
 from app.engines.plans import Filter
 from app.engines.port_client import ForwardedIntake, IndexPortClient
 from app.engines.port_server import IndexPort
-from app.engines.port_wire import LEASE_US, MAX_MESSAGE_BYTES, MAX_OUTSTANDING, Seen, framed
+from app.engines.port_wire import LEASE_US, MAX_MESSAGE_BYTES, MAX_OUTSTANDING, Seen, Sums, framed
 from app.engines.registration import EngineKey, EngineSpec
 from app.engines.spaces import Spaces
-from app.errors import ErrorCode, NexusError
+from app.engines.totals import EngineTotals
+from app.errors import ErrorCode, FieldError, NexusError
 from app.index.scopes import TenantHashing
 from app.settings import Settings
 from nexuskv_core import BlockIndex
-from tests.engines.rig import BLOCK, SECRET, prompt, told
+from tests.engines.rig import BLOCK, SECRET, Rig, prompt, told
 from tests.engines.wires import CLEARED, packed, removed
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -61,7 +63,9 @@ class Writer:
     def __init__(self, path: Path, database: Database) -> None:
         settings = Settings(database_url=NOWHERE, handle_secret="-")
         hashing = TenantHashing(SECRET)
-        self.own: OwnIndex = own_index(settings, database, SystemClock(), hashing, shared=True)
+        self.own: OwnIndex = own_index(
+            settings, database, SystemClock(), SystemIds(), hashing, shared=True
+        )
         # It began so long ago that nobody goes by what an earlier one said.
         clock = AheadClock()
         clock.ahead_us = -LEASE_US
@@ -337,6 +341,53 @@ async def test_what_is_no_message_ends_that_connection_alone(path, said) -> None
         writer.apply("a")
         await reader.push("a", 0, told(prompt(2)))
         assert ask(reader.matcher, prompt(2)).result == "hit"
+
+
+async def test_an_answer_that_cannot_be_packed_is_an_error(path, monkeypatch) -> None:
+    async def unpackable(_: object) -> object:
+        return [2**64]
+
+    async def refusing(_: object) -> object:
+        error = FieldError("/a", ErrorCode.INVALID_FIELD, "-", 2**64)
+        raise NexusError(ErrorCode.INVALID_FIELD, "-", errors=[error])
+
+    async with writing(path) as writer, reading(path) as [reader]:
+        writer.apply("a")
+        for answer in (unpackable, refusing):
+            monkeypatch.setattr(writer.own.intake, "statuses", answer)
+            with pytest.raises(NexusError) as failed:
+                await reader.intake.statuses([EngineKey("a")])
+            assert failed.value.code is ErrorCode.INTERNAL_ERROR
+        monkeypatch.undo()
+        assert len(await reader.intake.statuses([EngineKey("a")])) == 1
+        await reader.push("a", 0, told(prompt(2)))
+        assert ask(reader.matcher, prompt(2)).result == "hit"
+
+
+def test_what_is_asked_over_a_connection_that_has_ended_is_index_away(path) -> None:
+    async def story() -> None:
+        async with writing(path) as writer, reading(path) as [reader]:
+            writer.apply("a")
+            # The reader's own loop is yet to hear of it.
+            reader.client._stream.transport.abort()
+            with pytest.raises(NexusError) as refused:
+                await reader.push("a", 0)
+            assert refused.value.code is ErrorCode.INDEX_AWAY
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(story())
+
+
+def test_sums_stay_within_what_can_be_sent() -> None:
+    rig = Rig()
+    view = rig.engine()
+    for number in (2**63 - 1, 0) * 4:
+        view.take(number, packed(at_s=number % 7 + 0.5), now_us=1)
+    totals = EngineTotals()
+    for _ in range(3):
+        totals.add(view.status())
+    framed(Sums({}, totals, {}, 0))
+    assert totals.lost_frames >= 2**62
 
 
 async def test_something_else_at_the_socket_is_no_writer(path) -> None:

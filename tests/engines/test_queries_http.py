@@ -6,6 +6,7 @@ import time
 from array import array
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 from uuid import uuid4
 
@@ -109,6 +110,23 @@ def test_every_form_of_a_prompt_has_the_same_answer(fleet: Fleet) -> None:
     assert nothing["engines"] == {"asked": 2, "live": 2, "pending": 0, "unknown": 0, "stale": 0}
 
 
+def test_a_request_that_takes_long_is_answered_in_slices_like_a_short_one(fleet: Fleet) -> None:
+    longer = array("I", [*LONG, *range(900_000)]).tobytes()
+    one = base64.b64encode(longer[: 4 * 60_000]).decode()
+    many = fleet.match(*[fleet.query(tokens_b64=one)] * 16)
+    (whole,) = fleet.match(fleet.query(tokens_b64=base64.b64encode(longer).decode()))
+    (by_hash,) = fleet.match(fleet.query(hashes=list(range(1, 60_000))))
+    for found in (*many, whole, by_hash):
+        assert (found["result"], found["matched_tokens"]) == ("hit", 24)
+        assert [each["instance_id"] for each in found["candidates"]] == [fleet.near, fleet.far]
+    refused = fleet.reader.post(
+        "/v1/match", json={"queries": [fleet.query(hashes=list(range(40_000)))] * 2}
+    )
+    assert (refused.status_code, refused.json()["code"]) == (413, "query_too_large")
+    listed = fleet.admin.get("/v1/engines", params={"model": fleet.model}).json()
+    assert listed["forgotten"] == 0
+
+
 def test_a_tenant_without_engines_misses(
     fleet: Fleet, service: ServiceProcess, clients: Clients
 ) -> None:
@@ -138,6 +156,29 @@ def test_refusals_are_problems(fleet: Fleet, service: ServiceProcess, clients: C
     assert (bad.json()["code"], bad.json()["request_id"]) == ("missing_field", "r-1")
     assert bad.headers["content-type"] == "application/problem+json"
     assert fleet.reader.get("/v1/match").status_code == 405
+
+
+def test_queries_that_left_out_blocks_of_an_unknown_kind_are_counted(
+    service: ServiceProcess,
+) -> None:
+    fleet = Fleet(service)
+
+    def counted() -> float:
+        name = "nexuskv_engine_queries_unusable_kind_total "
+        lines = fleet.admin.get("/metrics").text.splitlines()
+        (found,) = [line for line in lines if line.startswith(name)]
+        return float(found.removeprefix(name))
+
+    try:
+        before = counted()
+        other = prompt(2, seed=3)
+        fleet.tell(f"new-{uuid4()}", told(other, kv_cache_spec_kind="of_tomorrow"))
+        (found,) = fleet.match(fleet.query(tokens=other))
+        assert (found["result"], found["reason"]) == ("miss", "unknown_attention_kind")
+        assert counted() == before + 1
+    finally:
+        fleet.admin.close()
+        fleet.reader.close()
 
 
 # ---- /indexer
@@ -350,12 +391,19 @@ def test_registered_states_are_matched_to_the_token_where_a_query_asks(service):
             "/v1/match",
             json={"queries": [{"tenant": tenant, "model": "m", "hashes": [1], "states": scope}]},
         )
+    # No engine of the model is registered: that it is there is known by its registration.
+    both, engines = answer["results"]
+    assert (both["result"], both["reason"], both["matched_tokens"]) == ("hit", None, len(TOKENS))
+    assert (engines["result"], engines["reason"]) == ("miss", "no_engine")
     [found, nothing] = answer["states"]
     assert nothing is None
     assert (found["freshness"], found["left_off"]) == ("current", 0)
     [state] = found["candidates"]
     assert state["entry_id"] == "registered"
     assert (state["matched_tokens"], state["classification"]) == (len(TOKENS), "prefix")
+    assert (state["learnt"], state["freshness"]) == ("registration", "current")
+    assert datetime.fromisoformat(state["registered_at"]).tzinfo is not None
+    assert 0 <= state["age_us"] < 60_000_000
     assert (state["source"], state["tier"], state["worker"]) == ("state", "host_dram", "node-a")
     assert refused.status_code == 400
     assert refused.json()["errors"][0]["pointer"] == "/queries/0/states"

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.engines.events import Batch, Cleared, Locality, Removed, Stored
-from app.engines.fields import MAX_HASHES, WireError
+from app.engines.events import Batch, Cleared, Locality, Origin, Removed, Stored
+from app.engines.fields import MAX_HASHES, Fields, WireError
 from app.engines.wire import MAX_FRAME_BYTES, MAX_NAMES, OTHER_NAMES, decode_batch
 from tests.engines.wires import (
     CLEARED,
@@ -126,6 +126,75 @@ def test_blocks_that_moved_have_no_tokens() -> None:
     assert one(stored([1, 2], token_ids=[1, 2, 3], block_size=16)).tokens == b""
     odd = one(stored([1, 2], extra_keys=[["a"]]))
     assert (odd.tokens, odd.extra_keys) == (b"", None)
+
+
+INFOS = [None, {"mm_objects": [{"mm_hash": -1, "offsets": [[0, 1]]}, {"mm_hash": 7}]}]
+OBJECTS = (None, ((BIG + 2, ((0, 1),)), 7))
+TAIL = (1, "sliding_window", 64)
+SAID = {"group": 1, "spec_kind": "sliding_window", "window_tokens": 64}
+
+
+@pytest.mark.parametrize(
+    ("tail", "said"),
+    [
+        ([INFOS], {"extra_keys": OBJECTS}),
+        ([INFOS, *TAIL], {"extra_keys": OBJECTS, **SAID}),
+        ([*TAIL, INFOS], {"extra_keys": OBJECTS, **SAID}),
+        ([None, *TAIL], SAID),
+        ([None, None, "sliding_window", 64], SAID | {"group": 0}),
+        ([None, None, None, 64], {"window_tokens": 64}),
+        ([None, None, 64], {"window_tokens": 64}),
+        ([INFOS, "sliding_window"], {"extra_keys": OBJECTS, "spec_kind": "sliding_window"}),
+        (["sliding_window", 1, 64], SAID),
+        ([*TAIL, "REMOTE", "engine"], SAID | {"locality": Locality.REMOTE}),
+        ([[None, None], *TAIL], SAID | {"extra_keys": (None, None)}),
+    ],
+)
+def test_the_end_of_an_array_in_the_order_of_every_producer(tail, said) -> None:
+    event = ["BlockStored", [1, 2], None, [0, 1, 2, 3], 2, None, "GPU", None, None, *tail]
+    assert one(event) == Stored(hashes=(1, 2), tokens=u32(0, 1, 2, 3), block_size=2, **said)
+
+
+def test_objects_of_a_block_are_beside_its_extra_keys() -> None:
+    keys = [["a"], ["b"]]
+    found = one(stored([1, 2], extra_keys=keys, block_mm_infos=INFOS))
+    assert found.extra_keys == (("a",), ("b", *OBJECTS[1]))
+    assert one(stored([1, 2], block_mm_infos=INFOS)).extra_keys == OBJECTS
+    assert not found.unclear
+
+
+@pytest.mark.parametrize(
+    "infos",
+    [
+        INFOS[:1], [*INFOS, None], [None, 7], [None, {}], [None, {"mm_objects": [7]}], 7, "x",
+        [None, {"mm_objects": [], "new": 1}], [None, {"mm_objects": [{"mm_hash": "7"}]}],
+        [None, {"mm_objects": [{"mm_hash": 2**64 - 1, "offsets": [[0]]}]}],
+        [None, {"mm_objects": [{"mm_hash": 1, "audio": 2}]}], [None, {"mm_objects": [{}]}],
+        [None, {"mm_objects": [{"mm_hash": True}]}],
+    ],
+)  # fmt: skip
+def test_objects_that_nobody_understands_make_blocks_unclear(infos: Any) -> None:
+    found = one(stored([1, 2], block_mm_infos=infos))
+    assert (found.unclear, found.extra_keys) == (True, None)
+
+
+def test_integers_of_extra_keys_have_64_bits() -> None:
+    for number in (-(2**63), 2**64 - 1):
+        assert Fields({"extra_keys": [[[number]]]}).extra_keys() == (((number,),),)
+    for number in (-(2**63) - 1, 2**64):
+        with pytest.raises(WireError):
+            Fields({"extra_keys": [[[number]]]}).extra_keys()
+
+
+def test_envelopes_say_whose_each_event_is() -> None:
+    mine = as_envelope(stored([1]), 0)
+    theirs = as_envelope(removed([2]), 1) | {"dp_rank": 5, "model_name": "n", "tenant_id": "z"}
+    batch = decode_batch(msgspec.msgpack.encode([mine, theirs]))
+    assert batch.dp_rank is None
+    first, second = batch.origins
+    assert first == Origin(event_id=0, dp_rank=0, model="m", backend="b", block_size=2)
+    assert (second.dp_rank, second.model, second.tenant) == (5, "n", "z")
+    assert decode_batch(packed(stored([1]), removed([1]))).origins == ()
 
 
 def test_digests_are_names_as_they_are() -> None:
