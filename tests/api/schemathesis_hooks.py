@@ -105,6 +105,11 @@ def make_query(case: Case) -> None:
                 case.query = {"model": model}
         else:
             case.query.clear()
+    if path == "/v1/match" and isinstance(case.body, dict):
+        # Whatever is in extra keys, however deep, its integers have 64 bits.
+        for query in case.body["queries"]:
+            if query.get("extra_keys"):
+                query["extra_keys"] = with_small_integers(query["extra_keys"])
     if path.startswith("/indexer/query") and isinstance(case.body, dict):
         # What nobody registered is 404, and other tenants are as well.
         named = "model_name" if case.body.get("model_name") is not None else "model"
@@ -144,6 +149,16 @@ def with_plain_integers(value: Any) -> Any:
         return [with_plain_integers(item) for item in value]
     if isinstance(value, dict):
         return {name: with_plain_integers(item) for name, item in value.items()}
+    return value
+
+
+def with_small_integers(value: Any) -> Any:
+    if isinstance(value, int):
+        return max(-(2**63), min(value, 2**64 - 1))
+    if isinstance(value, list):
+        return [with_small_integers(item) for item in value]
+    if isinstance(value, dict):
+        return {name: with_small_integers(item) for name, item in value.items()}
     return value
 
 
