@@ -216,9 +216,9 @@ typedef struct {
 
 static inline int is_settled(const nkv_leg *leg) { return leg->same + 1 == leg->differs; }
 
-/* The forks of a leg's run at which the path may leave it. */
+/* Whether the path, which goes on behind it, may leave the run at a fork. */
 static inline int leaves_at(const nkv_leg *leg, uint32_t off) {
-    return off + 1 >= leg->same && off + 1 < leg->differs;
+    return off + 1 >= leg->same && off + 1 < leg->differs && off + 1 < leg->most;
 }
 
 static inline uint32_t listed_forks(const nkv_leg *leg) {

@@ -134,6 +134,24 @@ def test_a_store_beyond_what_may_ever_be_kept_is_refused_and_counted() -> None:
     index.check_invariants()
 
 
+def test_a_path_that_ends_where_chains_part_is_read_to_its_end_and_no_further() -> None:
+    index = BlockIndex()
+    holder = one_holder(index)
+    (names, keys), (other_names, other) = draw(1, 100), draw(2, 100)
+    index.store(holder, names, keys)
+    for shared in (1, 17, 40, 99):
+        index.store(holder, other_names[:20], other[:320], parent=names[shared - 1])
+        index.remove(holder, other_names[:20])
+        forked = [number + shared for number in other_names[:20]]
+        index.store(holder, forked, random.Random(shared).randbytes(320), parent=names[shared - 1])
+    for blocks in range(1, 101):
+        path = keys[: 16 * blocks]
+        listed = [path[at : at + 16] for at in range(0, len(path), 16)]
+        # Nothing but these may be looked at: a list's end is followed by what is no key.
+        assert index.reach(path) == index.reach(listed) == {holder: blocks}
+        assert index.find(path) == [(holder, 0, blocks)]
+
+
 def test_closed_streams_are_swept_while_others_store() -> None:
     index = BlockIndex()
     old = [one_holder(index) for _ in range(3)]
