@@ -51,6 +51,16 @@ class Check(StrEnum):
     VERSION = "version"
 
 
+# Without a frame nobody knows.
+_SHOWN_BY_FRAMES: Final = frozenset(
+    {
+        Check.EVENTS, Check.TOPIC, Check.READABLE, Check.RANK, Check.IDENTITY, Check.BLOCK_SIZE,
+        Check.SALTS, Check.TENANTS, Check.CONTINUITY, Check.FRESHNESS, Check.PARENTS, Check.CLOCK,
+        Check.HASHES, Check.VERSION,
+    }
+)  # fmt: skip
+
+
 class Finding(msgspec.Struct, frozen=True):
     """One precondition that fails: what is so, and what to do about it."""
 
@@ -61,7 +71,7 @@ class Finding(msgspec.Struct, frozen=True):
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
-    """`ok` unless a finding is an error. `passed` are the checks without a finding."""
+    """`ok` unless a finding is an error. `passed`: what could be checked, and has no finding."""
 
     ok: bool
     findings: tuple[Finding, ...]
@@ -88,7 +98,11 @@ def diagnose(status: EngineStatus | None, now_us: int, forgotten: int = 0) -> Di
     return Diagnosis(
         ok=all(finding.severity is not Severity.ERROR for finding in found),
         findings=tuple(found),
-        passed=tuple(check for check in Check if check not in failed),
+        passed=tuple(
+            check
+            for check in Check
+            if check not in failed and (status.view.frames or check not in _SHOWN_BY_FRAMES)
+        ),
     )
 
 
@@ -115,6 +129,13 @@ def _connection(status: EngineStatus, now_us: int) -> Iterator[Finding]:
     elif not source.peers and now_us - registered_us > _CONNECT_US:
         yield Finding(
             Check.CONNECTED, Severity.ERROR, *_unconnected(spec.attach, source.attempts_failed)
+        )
+    elif not source.peers:
+        yield Finding(
+            Check.CONNECTED,
+            Severity.NOTE,
+            "It was registered just now, and nothing is connected yet.",
+            "Ask again in a few seconds.",
         )
 
 
@@ -147,7 +168,7 @@ def _silence(status: EngineStatus, _: int) -> Iterator[Finding]:
             f" those that begin with {status.spec.topic!r}.",
             "Register it with the engine's topic, or an empty one for all.",
         )
-    if view.frames or view.other_rank_frames:
+    if view.frames or view.other_rank_frames or view.awaits_proof:
         return
     if source is None:
         what = "No frame was pushed yet."
@@ -254,8 +275,8 @@ def _continuity(status: EngineStatus, _: int) -> Iterator[Finding]:
             Severity.WARNING,
             "NexusKV was started again and has what it knew of the engine from a copy; no frame has"
             " shown yet that none was missed.",
-            "Nothing, if the engine is about to tell something: its next frame settles it, or a"
-            " replay, where a replay_endpoint is registered and answers.",
+            "Nothing, if the engine is about to tell something: its next frame settles it, the last"
+            " one pushed again, or a replay, where a replay_endpoint is registered and answers.",
         )
     elif status.state is ViewState.UNKNOWN:
         replay = spec.replay_endpoint

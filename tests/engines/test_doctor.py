@@ -92,7 +92,23 @@ def test_both_sides_may_do_the_same(attach, word):
     # Who was just registered has a moment to connect.
     before = status(source={"peers": 0})
     young = dataclasses.replace(before, registered_at=datetime.fromtimestamp(999, UTC))
-    assert diagnose(young, NOW_US).ok
+    found = diagnose(young, NOW_US)
+    assert found.ok
+    assert [(one.check, one.severity) for one in found.findings] == [
+        (Check.CONNECTED, Severity.NOTE)
+    ]
+
+
+def test_what_only_frames_show_is_not_said_to_be_fine_without_one():
+    found = diagnose(status(source={"peers": 0}, view={"frames": 0}), NOW_US)
+    assert Check.SOCKET in found.passed
+    assert not {Check.EVENTS, Check.BLOCK_SIZE, Check.CLOCK, Check.READABLE} & set(found.passed)
+
+
+def test_what_is_known_from_a_copy_is_no_lack_of_frames():
+    found = findings(source=None, view={"frames": 0, "awaits_proof": True})
+    assert list(found) == [Check.CONTINUITY]
+    assert "the last one pushed again" in found[Check.CONTINUITY].do
 
 
 @pytest.mark.parametrize(
