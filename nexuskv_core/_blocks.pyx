@@ -307,11 +307,6 @@ class IndexFullError(RuntimeError):
     """Nothing was stored, since nothing can be forgotten to make room."""
 
 
-ctypedef int (*Look)(
-    const nkv_arena*, const nkv_key*, uint32_t, nkv_segments*
-) noexcept nogil
-
-
 @cython.final
 cdef class _Batch:
     """Queries that are looked up together, and what was found."""
@@ -343,14 +338,14 @@ cdef class _Batch:
         free(self.keys)
         free(self.lengths)
 
-    cdef int look(self, const nkv_arena* arena, Look one) except -1:
+    cdef int look(self, const nkv_arena* arena) except -1:
         cdef Py_ssize_t i
         cdef int status = NKV_OK
         with nogil:
             for i in range(self.count):
                 if i + QUERIES_AHEAD < self.count and self.lengths[i + QUERIES_AHEAD]:
                     nkv_head_prefetch(arena, self.keys[i + QUERIES_AHEAD])
-                status = one(arena, self.keys[i], self.lengths[i], &self.found[i])
+                status = nkv_reach(arena, self.keys[i], self.lengths[i], &self.found[i])
                 if status != NKV_OK:
                     break
         return raise_read(status)
@@ -600,13 +595,8 @@ cdef class BlockIndex:
     def reach_many(self, queries):
         """Without the GIL: threads help here, as they do not for single lookups."""
         cdef _Batch batch = _Batch(queries)
-        batch.look(&self.arena, nkv_reach)
+        batch.look(&self.arena)
         return [reach_of(&batch.found[i]) for i in range(batch.count)]
-
-    def find_many(self, queries):
-        cdef _Batch batch = _Batch(queries)
-        batch.look(&self.arena, nkv_find)
-        return [segments_of(&batch.found[i]) for i in range(batch.count)]
 
     # ---- looking inside
 

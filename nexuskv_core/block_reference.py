@@ -240,10 +240,6 @@ class BlockIndex:
         """`reach` for each of them."""
         return [self.reach(keys) for keys in queries]
 
-    def find_many(self, queries: Sequence[bytes]) -> list[list[tuple[int, int, int]]]:
-        """`find` for each of them."""
-        return [self.find(keys) for keys in queries]
-
     # ---- looking inside
 
     def stats(self) -> dict[str, int]:

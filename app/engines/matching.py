@@ -79,29 +79,15 @@ class EngineMatcher:
         search = await in_slices(self._search.by_tokens(wanted, tokens, extra_keys), slices)
         return self._answer(search, now_us)
 
-    def reached(self, wanted: Filter, tokens: Tokens, *, now_us: int) -> Reached:
-        """`match` for those to whom neither freshness nor the reason of a miss is anything."""
-        usual = self._usual(wanted, tokens, now_us)
-        return usual or self._reached(whole(self._search.by_tokens(wanted, tokens, None)), now_us)
-
     async def reached_in_slices(
         self, wanted: Filter, tokens: Tokens, slices: Slices, *, now_us: int
     ) -> Reached:
-        """As `match_in_slices` is to `match`."""
+        """For those to whom neither freshness nor the reason of a miss is anything."""
         usual = self._usual(wanted, tokens, now_us)
         if usual is not None:
             return usual
         search = await in_slices(self._search.by_tokens(wanted, tokens, None), slices)
         return self._reached(search, now_us)
-
-    def match_names(
-        self, wanted: Filter, names: Sequence[int], *, now_us: int, block_tokens: int | None = None
-    ) -> Match:
-        """Likewise for a chain by the engines' own names of its blocks, u64 each.
-
-        Adapter and salt are in the names. `block_tokens`: only blocks of that many.
-        """
-        return self._answer(whole(self._search.by_names(wanted, names, block_tokens)), now_us)
 
     async def match_names_in_slices(
         self,
@@ -112,7 +98,10 @@ class EngineMatcher:
         now_us: int,
         block_tokens: int | None = None,
     ) -> Match:
-        """As `match_in_slices` is to `match`."""
+        """Likewise for a chain by the engines' own names of its blocks, u64 each.
+
+        Adapter and salt are in the names. `block_tokens`: only blocks of that many.
+        """
         search = await in_slices(self._search.by_names(wanted, names, block_tokens), slices)
         return self._answer(search, now_us)
 
@@ -125,7 +114,7 @@ class EngineMatcher:
         now_us: int,
         block_tokens: int | None = None,
     ) -> Reached:
-        """As `reached` is to `match`."""
+        """`match_names_in_slices`, for them."""
         search = await in_slices(self._search.by_names(wanted, names, block_tokens), slices)
         return self._reached(search, now_us)
 

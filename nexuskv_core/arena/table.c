@@ -83,7 +83,8 @@ static void begin_growth(nkv_table *t) {
     nkv_end(&t->seq);
 }
 
-void nkv_table_grow(nkv_arena *a, nkv_table *t) {
+/* Before an entry is added: move a few where the table grows. */
+static void grow(nkv_arena *a, nkv_table *t) {
     if (t->in.wider) {
         /* In larger steps less often, for fewer versions. */
         if (t->count % (MOVED_AT_ONCE / MOVED_AN_ADD) == 0) move_some(a, t);
@@ -97,7 +98,7 @@ void nkv_table_grow(nkv_arena *a, nkv_table *t) {
 int nkv_table_add(nkv_arena *a, nkv_table *t, uint32_t tag, uint32_t number) {
     uint64_t *slot;
     t->count++;
-    nkv_table_grow(a, t);
+    grow(a, t);
     slot = free_slot(a, t, nkv_home(&t->in, tag));
     if (!slot) {
         t->count--;

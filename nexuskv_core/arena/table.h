@@ -84,8 +84,6 @@ static inline uint32_t nkv_probe_next(nkv_probe *p) {
     return 0;
 }
 
-/* To be called before an entry is added: moves a few entries where the table grows. */
-void nkv_table_grow(nkv_arena *a, nkv_table *t);
 /* 0, or NKV_FULL when the table cannot take it. */
 int nkv_table_add(nkv_arena *a, nkv_table *t, uint32_t tag, uint32_t number);
 /* Take out one entry with a hash of from .. to - 1: its number, or 0. */

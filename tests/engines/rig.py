@@ -1,8 +1,8 @@
 """Engines that tell of their blocks, and prompts that are asked for, without a service."""
 
 from array import array
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Coroutine, Sequence
+from typing import Any, TypeVar
 
 from app.engines.answers import Match
 from app.engines.matching import EngineMatcher
@@ -18,6 +18,7 @@ from tests.engines.wires import packed, stored
 BLOCK = 4
 NOW_US = 1_000_000_000
 SECRET = bytes(range(32))
+T = TypeVar("T")
 
 
 def prompt(blocks: int, seed: int = 0, block: int = BLOCK) -> list[int]:
@@ -31,6 +32,17 @@ def told(
     count = len(tokens) // block
     names = list(range(first_name, first_name + count))
     return stored(names, block_size=block, token_ids=list(tokens[: count * block]), **fields)
+
+
+def at_once(work: Coroutine[Any, Any, T]) -> T:
+    """What is done in one slice."""
+    try:
+        work.send(None)
+    except StopIteration as done:
+        found: T = done.value
+        return found
+    work.close()
+    raise AssertionError("it would let others have a turn")
 
 
 class Rig:

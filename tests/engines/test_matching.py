@@ -10,7 +10,7 @@ from app.engines.plans import Filter
 from app.engines.reach import TierReach
 from app.engines.slices import Slices
 from app.engines.views import ViewState
-from tests.engines.rig import BLOCK, NOW_US, Rig, prompt, told
+from tests.engines.rig import BLOCK, NOW_US, Rig, at_once, prompt, told
 from tests.engines.wires import CLEARED, packed, removed, stored
 
 LONG = prompt(6)
@@ -157,13 +157,20 @@ def test_an_attention_type_that_nobody_knows_is_no_hit(rig: Rig) -> None:
     assert rig.matcher.unusable_kinds == 1
 
 
+def named(rig: Rig, tenant: str, names: list[int], **more: int) -> Match:
+    wanted = Filter(tenant, "m")
+    return at_once(
+        rig.matcher.match_names_in_slices(wanted, names, Slices(), now_us=NOW_US, **more)
+    )
+
+
 def test_a_chain_is_found_by_the_engines_own_names(rig: Rig) -> None:
     view, other = rig.engine(), rig.engine("b", tenants=("u",))
     rig.tell(view, told(LONG), now_us=NOW_US)
     rig.tell(other, told(LONG))
 
     def by_names(names, tenant="t", **more):
-        found = rig.matcher.match_names(Filter(tenant, "m"), names, now_us=NOW_US, **more)
+        found = named(rig, tenant, names, **more)
         return {each.instance_id: each.matched_tokens for each in found.candidates}
 
     assert by_names([1, 2, 3, 99]) == {"a": 12}
@@ -177,8 +184,8 @@ def test_names_of_another_tenants_blocks_find_nothing(rig: Rig) -> None:
     view = rig.engine(tenants=("t", "u"), salts={"s-t": "t", "s-u": "u"})
     rig.tell(view, told(LONG, cache_salt="s-t"))
     names = [1, 2, 3]
-    assert rig.matcher.match_names(Filter("t", "m"), names, now_us=NOW_US).matched_tokens == 12
-    assert rig.matcher.match_names(Filter("u", "m"), names, now_us=NOW_US).matched_tokens == 0
+    assert named(rig, "t", names).matched_tokens == 12
+    assert named(rig, "u", names).matched_tokens == 0
 
 
 def test_engines_of_one_tenant_share_the_hash_of_a_prompt(rig: Rig) -> None:

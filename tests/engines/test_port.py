@@ -24,13 +24,14 @@ from app.engines.port_client import ForwardedIntake, IndexPortClient
 from app.engines.port_server import IndexPort
 from app.engines.port_wire import LEASE_US, MAX_MESSAGE_BYTES, MAX_OUTSTANDING, Seen, Sums, framed
 from app.engines.registration import EngineKey, EngineSpec
+from app.engines.slices import Slices
 from app.engines.spaces import Spaces
 from app.engines.totals import EngineTotals
 from app.errors import ErrorCode, FieldError, NexusError
 from app.index.scopes import TenantHashing
 from app.settings import Settings
 from nexuskv_core import BlockIndex
-from tests.engines.rig import BLOCK, SECRET, Rig, prompt, told
+from tests.engines.rig import BLOCK, SECRET, Rig, at_once, prompt, told
 from tests.engines.wires import CLEARED, packed, removed
 
 NOWHERE = "postgresql://nobody@127.0.0.1:1/none"
@@ -105,8 +106,9 @@ def ask(matcher: EngineMatcher, prompted: list[int], now_us: int = 0) -> Match:
 def reach(matcher: EngineMatcher, seed: int) -> tuple[str, int, list[tuple[str, int]]]:
     """The short form of an answer."""
     now_us = SystemClock().now_us()
-    result, asked, found = matcher.reached(
-        Filter("t", "m"), tokens_of(prompt(6, seed)), now_us=now_us
+    tokens = tokens_of(prompt(6, seed))
+    result, asked, found = at_once(
+        matcher.reached_in_slices(Filter("t", "m"), tokens, Slices(), now_us=now_us)
     )
     return result, asked, [(seen.view.spec.instance_id, one.tokens) for seen, one in found]
 

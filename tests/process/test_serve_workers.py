@@ -11,10 +11,12 @@ from typing import Any
 import httpx
 import pytest
 
+from app.db.embedded import EmbeddedPostgres
+from app.db.migrate import upgrade
 from tests.engines.publisher import publishing, tokens_of
 from tests.engines.rig import BLOCK, prompt, told
 from tests.engines.wires import CLEARED, packed
-from tests.fixtures.database import TestServer, drop_or_fail
+from tests.fixtures.database import TestServer, drop_or_fail, run_elsewhere
 from tests.fixtures.service import SECRET, make_key
 from tests.fixtures.wire import matched, new_tenant, register, registration
 from tests.process.command import Command
@@ -293,3 +295,27 @@ def test_readers_that_cannot_start_end_the_command(serve) -> None:
     command = serve("--workers", "2", env={"NEXUSKV_HANDLE_SECRET": "short"})
     assert command.wait() == 1
     assert "at least 32 characters" in command.stderr
+
+
+def test_with_postgres_away_matches_go_on_and_registrations_say_so(place: Path) -> None:
+    ready = ("--ready-file", str(place / "ready.json"))
+    with EmbeddedPostgres(place / "postgres", durable=False) as server, ExitStack() as stack:
+        run_elsewhere(upgrade(server.url))
+        key = make_key(server.url)
+        env = {"NEXUSKV_DATABASE_URL": server.url, "NEXUSKV_HANDLE_SECRET": SECRET}
+        command = Command(place, "serve", "--listen", "127.0.0.1:0", *ready, *OPTIONS, env=env)
+        stack.callback(command.discard)
+        pooled = Pooled(command, key, stack)
+        assert pooled.register(0, "stays").status_code == 201
+        pooled.push(1, "stays", 0, told(LONG)).raise_for_status()
+        assert pooled.everywhere() == [("hit", None, 24)] * READERS
+        server.stop()
+        for reader in range(READERS):
+            refused = pooled.register(reader, f"late-{reader}")
+            assert (refused.status_code, refused.json()["code"]) == (503, "database_unavailable")
+            assert pooled.readers[reader].get("/livez").status_code == 200
+        # What engines tell needs no database.
+        pooled.push(0, "stays", 1, CLEARED).raise_for_status()
+        assert pooled.everywhere() == [("miss", "not_cached", 0)] * READERS
+        assert command.end() == 0
+        assert "Traceback" not in command.stderr
