@@ -2,7 +2,8 @@
 only changes its base URL. Tenants and credentials are ours, errors and answers are theirs.
 """
 
-from typing import Any, Final
+from collections.abc import Sequence
+from typing import Any, Final, NamedTuple
 
 import msgspec
 import orjson
@@ -37,8 +38,8 @@ from app.control.keys import Principal
 from app.dependencies import Admin, ServicesDep, StatesReader
 from app.engines.answers import HIT, MISS, UNKNOWN, Reached
 from app.engines.matching import EngineMatcher
-from app.engines.plans import Seen
-from app.engines.reach import Reach, Tier
+from app.engines.plans import Share
+from app.engines.reach import Tier
 from app.engines.slices import Slices
 from app.errors import ERROR_RULES, ErrorCode, NexusError
 
@@ -214,10 +215,10 @@ def _answered(asked: IndexerQuery, reached: Reached) -> tuple[bytes, Headers]:
             group = f"tenant={asked.wanted.tenant}"
         raise NexusError(ErrorCode.NOT_FOUND, f"no indexer for model={model} {group}")
     if asked.block_tokens is not None:
-        found = [each for each in found if each[0].block_tokens == asked.block_tokens]
+        found = [each for each in found if each.seen.block_tokens == asked.block_tokens]
     cumulative = asked.spelling is Spelling.DYNAMO
-    body = _scores(found) if cumulative else {asked.wanted.tenant: _instances(found)}
-    return _encode(body), _HEADERS[result, cumulative]
+    body = _scores(found) if cumulative else _encode({asked.wanted.tenant: _instances(found)})
+    return body, _HEADERS[result, cumulative]
 
 
 _HEADERS: Final[dict[tuple[str, bool], Headers]] = {
@@ -228,7 +229,6 @@ _HEADERS: Final[dict[tuple[str, bool], Headers]] = {
     for result in (HIT, MISS, UNKNOWN)
     for cumulative in (True, False)
 }
-_Places = list[tuple[Seen, Reach]]
 
 
 class _Instance(msgspec.Struct, gc=False):
@@ -241,19 +241,21 @@ class _Instance(msgspec.Struct, gc=False):
     disk: int
 
 
-class _Scores(msgspec.Struct, frozen=True, gc=False):
-    """Scores and frequencies are of the GPU."""
+class _Written(NamedTuple):
+    """An instance's member of `scores`, empty without a GPU, and its member of `instances`."""
 
-    scores: dict[str, dict[int, int]]
-    frequencies: list[int]
-    instances: dict[str, _Instance]
+    instance_id: str
+    score: bytes
+    instance: bytes
+    # The blocks that its GPU has; of several ranks the most.
+    depth: int
 
 
-def _instances(found: _Places) -> dict[str, dict[str, Any]]:
+def _instances(found: Sequence[Share]) -> dict[str, dict[str, Any]]:
     """What each tier has alone; of several ranks the best one."""
     instances: dict[str, dict[str, Any]] = {}
-    for seen, (tokens, tiers) in found:
-        spec = seen.view.spec
+    for share in found:
+        spec, (tokens, tiers) = share.seen.view.spec, share.reach
         one = instances.setdefault(
             spec.instance_id, {"longest_matched": 0, "GPU": 0, "DP": {}, "CPU": 0, "DISK": 0}
         )
@@ -265,40 +267,67 @@ def _instances(found: _Places) -> dict[str, dict[str, Any]]:
     return instances
 
 
-def _scores(found: _Places) -> _Scores:
-    scores: dict[str, dict[int, int]] = {}
-    instances: dict[str, _Instance] = {}
-    depths: list[int] = []
-    for seen, (tokens, tiers) in found:
-        spec = seen.view.spec
-        name, rank = spec.instance_id, spec.dp_rank
+def _scores(found: Sequence[Share]) -> bytes:
+    """Scores and frequencies are of the GPU."""
+    parts: list[_Written] = [share.written or _written_once(share) for share in found]
+    frequencies = _frequencies([part.depth for part in parts])
+    if len({part.instance_id for part in parts}) < len(parts):
+        parts = _of_ranks(found)
+    scores = b",".join([part.score for part in parts if part.score])
+    instances = b",".join([part.instance for part in parts])
+    return b'{"scores":{%b},"frequencies":[%b],"instances":{%b}}' % (scores, frequencies, instances)
+
+
+def _written_once(share: Share) -> _Written:
+    written: _Written = _written([share])
+    share.written = written
+    return written
+
+
+def _of_ranks(found: Sequence[Share]) -> list[_Written]:
+    instances: dict[str, list[Share]] = {}
+    for share in found:
+        instances.setdefault(share.seen.view.spec.instance_id, []).append(share)
+    return [_written(shares) for shares in instances.values()]
+
+
+def _written(shares: Sequence[Share]) -> _Written:
+    """The ranks of one instance."""
+    one = _Instance(0, 0, {}, 0, 0)
+    scores: dict[int, int] = {}
+    for share in shares:
+        tokens, tiers = share.reach
+        rank = share.seen.view.spec.dp_rank
         near, middle = tiers.get(Tier.GPU), tiers.get(Tier.CPU)
         # Everything is the last: this wire has no farther tier.
         gpu = 0 if near is None else near.cumulative
         cpu = gpu if middle is None else middle.cumulative
         if gpu:
-            scores.setdefault(name, {})[rank] = gpu
-            depths.append(gpu // seen.block_tokens)
-        one = instances.get(name)
-        if one is None:
-            instances[name] = _Instance(tokens, gpu, {rank: tokens}, cpu, tokens)
-            continue
-        one.longest_matched = max(one.longest_matched, tokens)
+            scores[rank] = gpu
+        one.longest_matched = one.disk = max(one.disk, tokens)
         one.dp[rank] = tokens
         one.gpu, one.cpu = max(one.gpu, gpu), max(one.cpu, cpu)
-        one.disk = max(one.disk, tokens)
-    return _Scores(scores, _frequencies(depths), instances)
+    seen = shares[0].seen
+    name = _encode(seen.view.spec.instance_id)
+    return _Written(
+        seen.view.spec.instance_id,
+        b"%b:%b" % (name, _encode(scores)) if scores else b"",
+        b"%b:%b" % (name, _encode(one)),
+        one.gpu // seen.block_tokens,
+    )
 
 
 _NAMED: Final = (Tier.GPU, Tier.CPU, Tier.DISK)
 
 
-def _frequencies(depths: list[int]) -> list[int]:
-    """For each block of the prompt how many have it."""
-    counts: list[int] = []
+def _frequencies(depths: list[int]) -> bytes:
+    """For each block of the prompt how many have it, as the members of a list."""
+    text = b""
+    done = 0
     for shorter, depth in enumerate(sorted(depths)):
-        counts += [len(depths) - shorter] * (depth - len(counts))
-    return counts
+        text += b"%d," % (len(depths) - shorter) * (depth - done)
+        done = depth
+    return text[:-1]
 
 
 # ---- shapes

@@ -1,7 +1,8 @@
 """Bytes that are no HTTP request still get an answer in the shape of the wire they were sent to."""
 
+import math
 from asyncio import TimerHandle
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 import structlog
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
@@ -9,6 +10,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResp
 from app.bridge.endpoints import PREFIX
 from app.bridge.errors import error_body
 from app.bridge.one_write import Headers, OneWriteCycle, whole_response
+from app.bridge.same_head import Head, head_of
 from app.errors import ErrorCode, NexusError
 from app.problem import ResponseParts, problem_response
 
@@ -19,6 +21,8 @@ MAX_HEAD_BYTES: Final = 65_536
 # its task, and with it all limits of `app.http_limits`.
 MAX_HELD_BYTES: Final = 65_536
 HELD_S: Final = 0.25
+# Heads of a connection that are kept before one comes again; some clients have a new one each time.
+TRIES: Final = 8
 log = structlog.get_logger("nexuskv.http")
 
 
@@ -28,23 +32,42 @@ class AnswersAtOnce(Protocol):
     def __call__(self, query: bytes, headers: Headers, body: bytes) -> ResponseParts | None: ...
 
 
+class _Seen(NamedTuple):
+    """A request that was answered at once, but for its body."""
+
+    head: Head
+    answers: AnswersAtOnce
+    query: bytes
+    headers: Headers
+
+
 class BridgeHttpProtocol(HttpToolsProtocol):
-    """uvicorn's parser, with three things replaced.
+    """uvicorn's parser, with four things replaced.
 
     Its text/plain answer to a malformed request; the two writes of an answer that is whole; and,
     for a lookup or a query on an idle connection that is here soon, the task, the cycle and the
     messages of ASGI: those cost half of what the answer does. Every other request, and one whose
-    key has to be looked up, takes uvicorn's own way from its headers on.
+    key has to be looked up, takes uvicorn's own way from its headers on. Of the next one with the
+    same head not even that is read again.
     """
 
     _latest = b""
     _head_bytes = 0
     _in_head = False
+    # From a request's first byte until its last one was parsed.
+    _in_message = False
     # The body's pieces of a request that may be answered at once; None for any other.
     _held: list[bytes] | None = None
     _answers: AnswersAtOnce | None = None
     # One at a time for a connection, whatever its requests: see `_held_long_enough`.
     _hold_timer: TimerHandle | None = None
+    # The last request that was answered at once, and how many more are kept in vain.
+    _seen: _Seen | None = None
+    _tries = TRIES
+    # Whether what was received last began with a request.
+    _from_its_first_byte = False
+    # By the loop's clock.
+    _answered_at_s = -math.inf
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         # uvicorn makes the cycle deep inside its header callback and has no hook for its class.
@@ -52,7 +75,10 @@ class BridgeHttpProtocol(HttpToolsProtocol):
         super()._start_asgi_task(cycle, app)
 
     def data_received(self, data: bytes) -> None:
+        if self._seen is not None and self._answered_again(self._seen, data):
+            return
         self._latest = data
+        self._from_its_first_byte = not self._in_message
         super().data_received(data)
         if self._held is not None:
             self._wait_for_more()
@@ -69,7 +95,7 @@ class BridgeHttpProtocol(HttpToolsProtocol):
             )
 
     def on_message_begin(self) -> None:
-        self._in_head = True
+        self._in_head = self._in_message = True
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
@@ -101,6 +127,7 @@ class BridgeHttpProtocol(HttpToolsProtocol):
             self._held.append(body)
 
     def on_message_complete(self) -> None:
+        self._in_message = False
         if self._held is None:
             super().on_message_complete()
         elif self._answered_at_once(self._held):
@@ -134,6 +161,38 @@ class BridgeHttpProtocol(HttpToolsProtocol):
             self._hold_timer = None
         super().connection_lost(exc)
 
+    def _answered_again(self, seen: _Seen, data: bytes) -> bool:
+        """Whether data was a request with that head, and answered at once."""
+        cycle = self.cycle
+        if (
+            self._in_message
+            or not (cycle is None or cycle.response_complete)
+            or self.flow.write_paused
+            or self.transport.is_closing()
+        ):
+            return False
+        body = seen.head.body_of(data)
+        if body is None:
+            return False
+        response = seen.answers(seen.query, seen.headers, body)
+        if response is None:
+            return False
+        self._write_whole(response)
+        self._tries = TRIES
+        self.server_state.total_requests += 1
+        self._answered_at_s = self.loop.time()
+        return True
+
+    def timeout_keep_alive_handler(self) -> None:
+        """A request that was answered again has left the timer of the one before as it was."""
+        left_s = self._answered_at_s + self.timeout_keep_alive - self.loop.time()
+        if left_s > 0:
+            self.timeout_keep_alive_task = self.loop.call_later(
+                left_s, self.timeout_keep_alive_handler
+            )
+        else:
+            super().timeout_keep_alive_handler()
+
     def _answered_at_once(self, pieces: list[bytes]) -> bool:
         assert self._answers is not None
         query = self.url.partition(b"?")[2] if b"?" in self.url else b""
@@ -141,11 +200,18 @@ class BridgeHttpProtocol(HttpToolsProtocol):
         response = self._answers(query, self.headers, body)
         if response is None:
             return False
+        self._write_whole(response)
+        if self._tries and self._from_its_first_byte:
+            self._tries -= 1
+            head = head_of(self._latest, self.headers, len(body))
+            self._seen = head and _Seen(head, self._answers, query, self.headers)
+        self.on_response_complete()
+        return True
+
+    def _write_whole(self, response: ResponseParts) -> None:
         whole = whole_response(self.server_state.default_headers, *response)
         assert whole is not None, "an answer given at once is plain"
         self.transport.write(whole)
-        self.on_response_complete()
-        return True
 
     def _take_uvicorns_way(self) -> None:
         pieces, self._held = self._held, None

@@ -13,7 +13,7 @@ from typing import Any, Final, TypeAlias
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE, RequestResponseCycle
 
 Headers: TypeAlias = Sequence[tuple[bytes, bytes]]
-_LEFT_TO_UVICORN: Final = (b"connection", b"transfer-encoding")
+_LEFT_TO_UVICORN: Final = (b"\nconnection:", b"\ntransfer-encoding:")
 
 
 class OneWriteCycle(RequestResponseCycle):
@@ -62,18 +62,15 @@ def whole_response(
     default_headers: Headers, status: int, headers: Headers, body: bytes
 ) -> bytes | None:
     """Head and body; None for what must be left to uvicorn."""
-    parts = [STATUS_LINE[status]]
-    length = None
-    for name, value in (*default_headers, *headers):
-        if name == b"content-length":
-            length = value
-        elif name in _LEFT_TO_UVICORN:
-            return None
-        parts += (name, b": ", value, b"\r\n")
-    lines = len(parts) // 4 + 1
-    parts.append(b"\r\n")
-    head = b"".join(parts)
-    # A line break inside a header would be one line more; uvicorn refuses it by name.
-    if length != b"%d" % len(body) or not head.count(b"\n") == head.count(b"\r") == lines + 1:
+    lines = [b"%b: %b\r\n" % header for header in (*default_headers, *headers)]
+    head = b"%b%b\r\n" % (STATUS_LINE[status], b"".join(lines))
+    ends = len(lines) + 2
+    if (
+        (b"content-length", b"%d" % len(body)) not in headers
+        or head.count(b"\ncontent-length:") != 1
+        or any(name in head for name in _LEFT_TO_UVICORN)
+        # A line break inside a header would be one line more; uvicorn refuses it by name.
+        or not head.count(b"\n") == head.count(b"\r") == ends
+    ):
         return None
     return head + body

@@ -1,7 +1,8 @@
 """Every API key of the deployment in memory, kept fresh by polling.
 
-`find` is the hot path: one SHA-256 and one dict look-up. Keys never change but for one thing, a
-revocation, and that is final; so changes may be applied in any order and any number of times.
+`find` is the hot path: one dict look-up of a header that was seen before, else one SHA-256. Keys
+never change but for one thing, a revocation, and that is final; so changes may be applied in any
+order and any number of times.
 """
 
 import asyncio
@@ -23,6 +24,7 @@ LOOKUPS_IN_FLIGHT = 4
 # A key made elsewhere arrives with the next poll, so a remembered miss never hides it.
 MISS_TTL_S = 10
 MAX_MISSES = 4096
+MAX_HEADERS = 1024
 
 _log = structlog.get_logger("nexuskv.keys")
 
@@ -34,6 +36,8 @@ class KeyRing:
         self._database = database
         self._clock = clock
         self._principals: dict[bytes, Principal] = {}
+        # By the whole header, of keys that hold: forgotten with every change of a key.
+        self._by_header: dict[bytes, Principal] = {}
         self._revoked: set[str] = set()
         self._fence = 0
         self._loaded = False
@@ -54,9 +58,16 @@ class KeyRing:
     def find(self, authorization: bytes | None) -> Principal | None:
         """Return the principal of an Authorization header, or None when it is not known here."""
         # Spelt out, and strict about the one space: every call here costs every request.
-        if authorization is None or authorization[:7].lower() != b"bearer ":
+        if authorization is None:
             return None
-        return self._principals.get(sha256(authorization[7:]).digest())
+        principal = self._by_header.get(authorization)
+        if principal is None and authorization[:7].lower() == b"bearer ":
+            principal = self._principals.get(sha256(authorization[7:]).digest())
+            if principal is not None:
+                if len(self._by_header) >= MAX_HEADERS:
+                    self._by_header.clear()
+                self._by_header[authorization] = principal
+        return principal
 
     async def find_or_load(self, authorization: bytes | None) -> Principal | None:
         """`find`, and for a key not known here one bounded look-up in Postgres.
@@ -89,6 +100,7 @@ class KeyRing:
                     changes = await keys_changed_since(session, fence)
             if fence == 0:
                 self._principals = {}
+                self._by_header.clear()
                 self._revoked = set()
             self._apply(changes.keys)
             self._fence = changes.xmin
@@ -111,6 +123,8 @@ class KeyRing:
             await asyncio.sleep(interval_s)
 
     def _apply(self, keys: Sequence[StoredKey]) -> None:
+        if keys:
+            self._by_header.clear()
         for key in keys:
             if key.revoked_at is not None:
                 self._revoked.add(key.key_id)

@@ -4,8 +4,8 @@ from typing import Final, NamedTuple
 
 import msgspec
 
-from app.engines.plans import Plan, Seen
-from app.engines.reach import Reach, Tier, TierReach
+from app.engines.plans import Plan, Share
+from app.engines.reach import Tier, TierReach
 from app.engines.views import ViewState
 
 HIT: Final = "hit"
@@ -65,7 +65,7 @@ class Reached(NamedTuple):
 
     result: str
     asked: int
-    found: list[tuple[Seen, Reach]]
+    found: list[Share]
 
 
 def nothing_known(plan: Plan, count: int | None) -> Match:

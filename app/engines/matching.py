@@ -14,10 +14,10 @@ from app.engines.answers import (
     no_hit,
     nothing_known,
 )
-from app.engines.plans import Asked, EngineViews, Filter, Plan, Seen, Spot
+from app.engines.plans import Asked, EngineViews, Filter, Plan, Seen, Segment, Share, Stretch
 from app.engines.reach import Reach, TierReach, reach
 from app.engines.registration import EngineKey
-from app.engines.search import Found, Search, Searcher, Tokens, in_slices, whole
+from app.engines.search import Found, Place, Search, Searcher, Tokens, in_slices, whole
 from app.engines.slices import Slices
 from app.engines.spaces import Extra, Spaces
 from app.engines.views import ViewState
@@ -25,7 +25,7 @@ from nexuskv_core import BlockIndex, BusyError, TokenText, chain
 
 MAX_CANDIDATES: Final = 1_000
 # Of one plan; there are many.
-_SPOTS: Final = 16_384
+_STRETCHES: Final = 16_384
 DEFAULT_STALE_AFTER_US: Final = 30_000_000
 
 
@@ -136,35 +136,43 @@ class EngineMatcher:
                 segments = self._search.core.find(chain(scope_key, words, block))
         if segments is None:
             return None
-        spots = plan.asked.spots
-        found: dict[EngineKey, tuple[Seen, Reach]] = {}
-        for holder, start, end in segments:
-            spot = spots.get(holder) or self._spot(holder, plan.asked)
-            if spot is None:
-                continue
-            seen, key, tier, group, block_tokens = spot
-            if start or group != seen.only_group or key in found:
-                return None
-            reached = end * block_tokens
-            found[key] = seen, Reach(reached, {tier: TierReach(reached, reached)})
+        found = self._stretches(segments, plan.asked)
+        if found is None:
+            return None
         if not found:
             engines = self._engines(plan, now_us)
             return Reached(no_hit(engines, plan, busy=False, unusable=False)[0], engines.asked, [])
-        if len(found) > 1:
-            ordered = sorted(found.items(), key=_farthest_first)[:MAX_CANDIDATES]
-            return Reached(HIT, len(plan.seen), [one for _, one in ordered])
-        return Reached(HIT, len(plan.seen), list(found.values()))
+        found.sort()
+        return Reached(HIT, len(plan.seen), [share for _, _, share in found[:MAX_CANDIDATES]])
 
-    def _spot(self, holder: int, asked: Asked) -> Spot | None:
-        place = self._search.place(holder)
-        key = None if place is None else asked.streams.get(place.stream)
-        if place is None or key is None:
+    def _stretches(self, segments: Sequence[Segment], asked: Asked) -> list[Stretch] | None:
+        """None where there is more to say of an engine than how far it reaches."""
+        known = asked.stretches
+        found: list[Stretch] = []
+        for segment in segments:
+            stretch = known.get(segment)
+            if stretch is None:
+                place = self._search.place(segment[0])
+                key = None if place is None else asked.streams.get(place.stream)
+                if place is None or key is None:
+                    continue
+                stretch = self._stretch(segment, place, key, asked)
+                if stretch is None:
+                    return None
+            found.append(stretch)
+        return found if len({key for _, key, _ in found}) == len(found) else None
+
+    @staticmethod
+    def _stretch(segment: Segment, place: Place, key: EngineKey, asked: Asked) -> Stretch | None:
+        _, start, end = segment
+        seen = asked.seen[key]
+        if start or place.group != seen.only_group:
             return None
-        if len(asked.spots) >= _SPOTS:
-            asked.spots.clear()
-        made = asked.spots[holder] = Spot(
-            asked.seen[key], key, place.tier, place.group, place.block_tokens
-        )
+        if len(asked.stretches) >= _STRETCHES:
+            asked.stretches.clear()
+        tokens = end * place.block_tokens
+        share = Share(seen, Reach(tokens, {place.tier: TierReach(tokens, tokens)}))
+        made = asked.stretches[segment] = Stretch(-tokens, key, share)
         return made
 
     def _reached(self, search: Search, now_us: int) -> Reached:
@@ -176,7 +184,7 @@ class EngineMatcher:
         if ordered:
             seen = plan.seen
             return Reached(
-                HIT, asked, [(seen[key], one) for key, (one, _) in ordered[:MAX_CANDIDATES]]
+                HIT, asked, [Share(seen[key], one) for key, (one, _) in ordered[:MAX_CANDIDATES]]
             )
         engines = self._engines(plan, now_us)
         return Reached(no_hit(engines, plan, busy=busy, unusable=unusable)[0], asked, [])
@@ -259,10 +267,6 @@ class EngineMatcher:
             unknown=states.count(ViewState.UNKNOWN),
             stale=states.count(ViewState.STALE),
         )
-
-
-def _farthest_first(one: tuple[EngineKey, tuple[Seen, Reach]]) -> tuple[int, EngineKey]:
-    return -one[1][1].tokens, one[0]
 
 
 def _longest_first(one: tuple[EngineKey, tuple[Reach, str | None]]) -> tuple[int, EngineKey]:

@@ -4,9 +4,9 @@ It depends on registrations and open streams alone, so that a query itself is a 
 """
 
 from collections.abc import Mapping, Sequence
-from typing import Final, NamedTuple, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
-from app.engines.reach import GroupRule, Tier, group_rule
+from app.engines.reach import GroupRule, Reach, group_rule
 from app.engines.registration import EngineKey, EngineSpec
 from app.engines.shelves import Group, Lane
 from app.engines.spaces import Owner, Shape, Spaces
@@ -81,14 +81,31 @@ class Seen(NamedTuple):
     only_group: int | None
 
 
-class Spot(NamedTuple):
-    """A holder of the index as a plan knows it: whose blocks, and where."""
+# Holder, first block, end.
+Segment = tuple[int, int, int]
 
-    seen: Seen
+
+class Share:
+    """What one engine has of a prompt, usable. It is kept from one query to the next, and with it
+    what an API made of it.
+    """
+
+    __slots__ = ("reach", "seen", "written")
+
+    def __init__(self, seen: Seen, reach: Reach) -> None:
+        self.seen = seen
+        self.reach = reach
+        self.written: Any = None
+
+
+class Stretch(NamedTuple):
+    """A segment of the index that is the whole of what an engine has. They sort the farthest first,
+    and then by the engine.
+    """
+
+    minus_tokens: int
     key: EngineKey
-    tier: Tier
-    group: int
-    block_tokens: int
+    share: Share
 
 
 class Asked(NamedTuple):
@@ -100,8 +117,8 @@ class Asked(NamedTuple):
     streams: dict[int, EngineKey]
     # One of those that mean the same space for every salt.
     lanes: list[tuple[EngineSpec, Lane]]
-    # Those holders that queries have met, which are theirs.
-    spots: dict[int, Spot]
+    # Of segments that queries have met.
+    stretches: dict[Segment, Stretch]
 
 
 class Plan(NamedTuple):

@@ -182,3 +182,49 @@ def test_a_trace_is_continued(service: ServiceProcess, known) -> None:
         )
     assert headers["traceparent"].startswith(f"00-{trace_id}-")
     assert headers["traceparent"].endswith("-01")
+
+
+def test_one_head_again_and_again_is_answered_by_what_follows_it(service, known) -> None:
+    _, key, body = known
+    longer = body.replace(b"{", b"{   ", 1)
+    foreign = json.dumps(lookup_body(new_tenant())).encode()
+    other = service.key(Scope.BRIDGE, tenants=(new_tenant(),))
+    health = b"GET /healthz HTTP/1.1\r\nhost: 127.0.0.1\r\n\r\n"
+    with connection(service) as sock:
+        first = hit(*ask(sock, request(key, body)))
+        for _ in range(3):
+            assert hit(*ask(sock, request(key, longer))) == first
+            # Others in between are themselves, and leave no trace.
+            ((status, _, _),) = ask(sock, health)
+            assert status == 200
+            assert hit(*ask(sock, request(key, body))) == first
+            ((status, _, answer),) = ask(sock, request(other, body))
+            assert (status, json.loads(answer)["error"]["code"]) == (403, "tenant_forbidden")
+            ((status, _, answer),) = ask(sock, request(key, foreign))
+            assert (status, json.loads(answer)["error"]["code"]) == (403, "tenant_forbidden")
+            assert [hit(each) for each in ask(sock, request(key, body) * 2, answers=2)] == [
+                first
+            ] * 2
+            whole = request(key, longer)
+            assert hit(*ask(sock, whole[:-7], whole[-7:])) == first
+
+
+def test_a_body_that_looks_like_the_request_before_is_a_body(service, known) -> None:
+    _, key, body = known
+    again = request(key, body)
+    with connection(service) as sock, sock.makefile("rb") as reader:
+        for _ in range(2):
+            sock.sendall(again)
+            hit(read_response(reader))
+        # Of a request that is answered with its head, while its body is still on its way.
+        inner = again * 3
+        refused = request("nkv_" + "0" * 60, inner)
+        sock.sendall(refused[: -len(inner)])
+        sock.sendall(inner[: len(again)])
+        status, _, answer = read_response(reader)
+        assert (status, json.loads(answer)["error"]["code"]) == (401, "unauthorized")
+        for _ in range(2):
+            sock.sendall(again)
+        sock.shutdown(socket.SHUT_WR)
+        # Nothing of it was answered as a lookup.
+        assert reader.read() == b""
