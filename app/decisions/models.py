@@ -93,6 +93,8 @@ class DecisionRow(Base):
     index_revision: Mapped[int] = mapped_column(BigInteger)
     latency_us: Mapped[int] = mapped_column(BigInteger)
     inputs: Mapped[Any] = mapped_column(JSONB)
+    writer_id: Mapped[UUID] = mapped_column(Uuid)
+    writer_seq: Mapped[int] = mapped_column(BigInteger)
     action: Mapped[str | None] = mapped_column(Text)
     backend: Mapped[str | None] = mapped_column(Text)
     tier: Mapped[str | None] = mapped_column(Text)
@@ -103,8 +105,6 @@ class DecisionRow(Base):
     matched_tokens: Mapped[int | None] = mapped_column(BigInteger)
     predicted_us: Mapped[int | None] = mapped_column(BigInteger)
     recompute_us: Mapped[int | None] = mapped_column(BigInteger)
-    writer_id: Mapped[UUID] = mapped_column(Uuid)
-    writer_seq: Mapped[int] = mapped_column(BigInteger)
     xid: Mapped[int | None] = mapped_column(Xid8, server_default=func.pg_current_xact_id())
 
 
@@ -129,6 +129,8 @@ class DecisionOutcomeRow(Base):
     bytes_transferred: Mapped[int | None] = mapped_column(BigInteger)
     physical: Mapped[bool] = mapped_column(Boolean)
     detail: Mapped[Any] = mapped_column(JSONB)
+    writer_id: Mapped[UUID | None] = mapped_column(Uuid)
+    writer_seq: Mapped[int | None] = mapped_column(BigInteger)
     model: Mapped[str | None] = mapped_column(Text)
     kind: Mapped[str | None] = mapped_column(Text)
     backend: Mapped[str | None] = mapped_column(Text)
@@ -140,8 +142,6 @@ class DecisionOutcomeRow(Base):
     # Of a report from outside: whose key, and when it came; then `created_at` is its decision's.
     reporter: Mapped[str | None] = mapped_column(Text)
     reported_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
-    writer_id: Mapped[UUID | None] = mapped_column(Uuid)
-    writer_seq: Mapped[int | None] = mapped_column(BigInteger)
     xid: Mapped[int | None] = mapped_column(Xid8, server_default=func.pg_current_xact_id())
 
 
@@ -169,16 +169,19 @@ class DecisionGapRow(Base):
     recorded_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
 
 
+_DIMENSIONS = ("step", "bucket", "tenant", "model", "kind", "backend", "policy_version")
+
+
 class _Rollup:
     """Sums over what shares a bucket of time and these; "" where a row had no such value."""
 
-    step: Mapped[str] = mapped_column(Text, primary_key=True)
-    bucket: Mapped[datetime] = mapped_column(DateTime(timezone=True), primary_key=True)
-    tenant: Mapped[str] = mapped_column(Text, primary_key=True)
-    model: Mapped[str] = mapped_column(Text, primary_key=True)
-    kind: Mapped[str] = mapped_column(Text, primary_key=True)
-    backend: Mapped[str] = mapped_column(Text, primary_key=True)
-    policy_version: Mapped[str] = mapped_column(Text, primary_key=True)
+    step: Mapped[str] = mapped_column(Text, sort_order=-1)
+    bucket: Mapped[datetime] = mapped_column(DateTime(timezone=True), sort_order=-1)
+    tenant: Mapped[str] = mapped_column(Text, sort_order=-1)
+    model: Mapped[str] = mapped_column(Text, sort_order=-1)
+    kind: Mapped[str] = mapped_column(Text, sort_order=-1)
+    backend: Mapped[str] = mapped_column(Text, sort_order=-1)
+    policy_version: Mapped[str] = mapped_column(Text, sort_order=-1)
 
 
 _Sum = Annotated[Decimal, mapped_column(Numeric(40, 0))]
@@ -189,11 +192,14 @@ class DecisionRollupRow(_Rollup, Base):
     """Decisions by `minute`, `hour` or `day` of `created_at`."""
 
     __tablename__ = "decision_rollup"
-    __table_args__ = ({"postgresql_with": {"fillfactor": "50"}},)
+    __table_args__ = (
+        PrimaryKeyConstraint(*_DIMENSIONS, "outcome", "action", "reason"),
+        {"postgresql_with": {"fillfactor": "50"}},
+    )
 
-    outcome: Mapped[str] = mapped_column(Text, primary_key=True)
-    action: Mapped[str] = mapped_column(Text, primary_key=True)
-    reason: Mapped[str] = mapped_column(Text, primary_key=True)
+    outcome: Mapped[str] = mapped_column(Text)
+    action: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str] = mapped_column(Text)
     decisions: Mapped[_Count]
     query_tokens: Mapped[_Count]
     matched_tokens: Mapped[_Count]
@@ -207,10 +213,13 @@ class OutcomeRollupRow(_Rollup, Base):
     """Outcomes likewise; `compared` are those with a prediction and an observation."""
 
     __tablename__ = "outcome_rollup"
-    __table_args__ = ({"postgresql_with": {"fillfactor": "50"}},)
+    __table_args__ = (
+        PrimaryKeyConstraint(*_DIMENSIONS, "status", "reason"),
+        {"postgresql_with": {"fillfactor": "50"}},
+    )
 
-    status: Mapped[str] = mapped_column(Text, primary_key=True)
-    reason: Mapped[str] = mapped_column(Text, primary_key=True)
+    status: Mapped[str] = mapped_column(Text)
+    reason: Mapped[str] = mapped_column(Text)
     outcomes: Mapped[_Count]
     physical: Mapped[_Count]
     bytes: Mapped[_Count]

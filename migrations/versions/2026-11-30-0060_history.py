@@ -23,17 +23,21 @@ INDEXES = {
     "ix_decision_namespace_created_at": ("decision", f"namespace, {NEWEST}", ""),
     "ix_decision_outcome_created_at": ("decision", f"outcome, {NEWEST}", ""),
     "ix_decision_policy_version_created_at": ("decision", f"policy_version, {NEWEST}", ""),
-    "ix_decision_kind_created_at": ("decision", f"kind, {NEWEST}", "kind <> 'lookup'"),
+    "ix_decision_kind_created_at": ("decision", f"kind, {NEWEST}", " WHERE kind <> 'lookup'"),
     "ix_decision_fallback_reason_created_at": (
         "decision",
         f"fallback_reason, {NEWEST}",
-        "fallback_reason IS NOT NULL",
+        " WHERE fallback_reason IS NOT NULL",
     ),
-    "ix_decision_backend_created_at": ("decision", f"backend, {NEWEST}", "backend IS NOT NULL"),
-    "ix_decision_chain": ("decision", "root_id", "root_id <> decision_id"),
-    "ix_decision_trace_id": ("decision", "trace_id", "trace_id IS NOT NULL"),
-    "ix_decision_xid": ("decision", "xid", "xid IS NOT NULL"),
-    "ix_decision_outcome_xid": ("decision_outcome", "xid", "xid IS NOT NULL"),
+    "ix_decision_backend_created_at": (
+        "decision",
+        f"backend, {NEWEST}",
+        " WHERE backend IS NOT NULL",
+    ),
+    "ix_decision_chain": ("decision", "root_id", " WHERE root_id <> decision_id"),
+    "ix_decision_trace_id": ("decision", "trace_id", " WHERE trace_id IS NOT NULL"),
+    "ix_decision_xid": ("decision", "xid", " WHERE xid IS NOT NULL"),
+    "ix_decision_outcome_xid": ("decision_outcome", "xid", " WHERE xid IS NOT NULL"),
 }
 REPLACED = {
     "ix_decision_root_id": ("decision", "root_id", ""),
@@ -89,9 +93,8 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
-    build(REPLACED)
-    drop(INDEXES)
     limits()
+    drop(INDEXES)
     op.execute("CREATE INDEX ix_decision_created_at_brin ON decision USING brin (created_at)")
     op.drop_table("outcome_rollup")
     op.drop_table("decision_rollup")
@@ -104,6 +107,7 @@ def downgrade() -> None:
     for table, columns in (("decision", DECISION_COLUMNS), ("decision_outcome", OUTCOME_COLUMNS)):
         for name in (*columns, "xid"):
             op.drop_column(table, name)
+    build(REPLACED)
 
 
 def create_writers() -> None:
@@ -194,21 +198,34 @@ def limits() -> None:
 
 
 def build(indexes: dict[str, tuple[str, str, str]]) -> None:
-    """Partition by partition, beside the inserts; the parent's own becomes valid with the last."""
+    """In one go where no row is in the way yet; else partition by partition, beside the inserts."""
+    if not any(rows_in(table) for table in {table for table, _, _ in indexes.values()}):
+        for name, (table, columns, where) in indexes.items():
+            op.execute(f"CREATE INDEX {name} ON {table} ({columns}){where}")
+        return
     with op.get_context().autocommit_block():
-        for name, (table, columns, condition) in indexes.items():
-            where = f" WHERE {condition}" if condition else ""
+        op.execute("SET lock_timeout = '4s'")
+        for name, (table, columns, where) in indexes.items():
             op.execute(f"CREATE INDEX IF NOT EXISTS {name} ON ONLY {table} ({columns}){where}")
             for partition in partitions(table):
+                # The parent's own becomes valid with the last of them.
                 own = f"{partition}_{name.removeprefix('ix_')}"[:63]
                 op.execute(f"DROP INDEX IF EXISTS {own}")
                 op.execute(f"CREATE INDEX CONCURRENTLY {own} ON {partition} ({columns}){where}")
                 op.execute(f"ALTER INDEX {name} ATTACH PARTITION {own}")
+        op.execute("RESET lock_timeout")
+    limits()
+
+
+def rows_in(table: str) -> bool:
+    if context.is_offline_mode():
+        return False
+    return bool(op.get_bind().scalar(sa.text(f"SELECT EXISTS (SELECT 1 FROM {table})")))  # noqa: S608
 
 
 def drop(indexes: dict[str, tuple[str, str, str]], *more: str) -> None:
+    limits()
     for name in (*indexes, *more):
-        limits()
         op.execute(f"DROP INDEX {name}")
 
 

@@ -139,7 +139,7 @@ async def test_models_and_migrations_do_not_drift(database_url: str) -> None:
 
 async def test_drift_is_seen_when_there_is_some(database: Database, database_url: str) -> None:
     async with database.write() as session:
-        await session.execute(text("ALTER TABLE decision DROP COLUMN trace_id"))
+        await session.execute(text("ALTER TABLE decision DROP COLUMN entry_id"))
         await session.execute(text("CREATE TABLE unknown_p (id int)"))
         await session.execute(text("DROP INDEX ix_state_changed_xid"))
     kinds = sorted(difference[0] for difference in await schema_drift(database_url))
