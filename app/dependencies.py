@@ -37,6 +37,7 @@ class _Having:
 StatesReader = Annotated[Principal, Depends(_Having(Scope.STATES_READ))]
 StatesWriter = Annotated[Principal, Depends(_Having(Scope.STATES_WRITE))]
 DecisionsReader = Annotated[Principal, Depends(_Having(Scope.DECISIONS_READ))]
+DecisionsWriter = Annotated[Principal, Depends(_Having(Scope.DECISIONS_WRITE))]
 WorkersReader = Annotated[Principal, Depends(_Having(Scope.WORKERS_READ))]
 WorkerTokenIssuer = Annotated[Principal, Depends(_Having(Scope.WORKER_TOKENS_ISSUE))]
 PoliciesReader = Annotated[Principal, Depends(_Having(Scope.POLICIES_READ))]

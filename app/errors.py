@@ -62,6 +62,7 @@ class ErrorCode(StrEnum):
     ENGINE_CONFLICT = "engine_conflict"
     EVENTS_MISSING = "events_missing"
     INDEX_AWAY = "index_away"
+    OUTCOME_CONFLICT = "outcome_conflict"
 
 
 class ErrorRule(NamedTuple):
@@ -122,6 +123,7 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.ENGINE_CONFLICT: ErrorRule(409, False, "The engine is registered otherwise"),
     ErrorCode.EVENTS_MISSING: ErrorRule(409, False, "Frames before this one are missing"),
     ErrorCode.INDEX_AWAY: ErrorRule(503, True, "The index's writer is away"),
+    ErrorCode.OUTCOME_CONFLICT: ErrorRule(409, False, "The report says something else"),
 }
 
 

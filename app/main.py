@@ -21,6 +21,7 @@ from app.bridge.endpoints import HEALTH_PATH, LOOKUP_PATH, PREFIX, Bridge
 from app.bridge.handles import HandleKeys
 from app.bridge.openapi import add_bridge
 from app.clock import Clock, IdSource, SystemClock, SystemIds
+from app.console.mount import ConsoleMiddleware
 from app.http_limits import BodyLimitMiddleware
 from app.problem import install_handlers
 from app.request_context import RequestContextMiddleware
@@ -104,6 +105,7 @@ def create_app(
         estimate=services.estimate,
         materialize=services.materialize,
         freshness=services.sync.freshness,
+        keeping=services.keeping,
         metrics=services.metrics,
         clock=clock,
         ids=ids,
@@ -117,6 +119,7 @@ def create_app(
     install_handlers(app)
     worker_access = WorkerAccess(services.access, services.worker_keys, clock)
     app.add_middleware(BodyLimitMiddleware, authorise=worker_access.authorise_body)
+    app.add_middleware(ConsoleMiddleware, services=services, secrets=settings.handle_secret)
     app.add_middleware(RequestContextMiddleware, clock=clock, ids=ids, metrics=services.metrics)
     app.add_middleware(IndexerErrorsMiddleware)
     return app

@@ -21,14 +21,17 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 
 from app.errors import ErrorCode
+from app.history_metrics import HistoryCounts, history_families
 from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
     DecisionCounters,
     EngineCounts,
+    KeepingCounts,
     MatcherCounts,
     PipelineCounts,
     PolicyCounts,
     PolicyGauges,
+    RecordingHealth,
     Scraped,
     WorkerCalls,
     decision_families,
@@ -36,6 +39,7 @@ from app.scraped_metrics import (
     index_families,
     pipeline_families,
     policy_families,
+    recording_families,
     sink_families,
     worker_families,
 )
@@ -132,6 +136,14 @@ class Metrics:
     def watch_decisions(self, counters: DecisionCounters) -> None:
         """Read the decision writer's own counters at each scrape."""
         self.registry.register(Scraped(lambda: decision_families(counters)))
+
+    def watch_recording(self, recording: RecordingHealth, keeping: KeepingCounts) -> None:
+        """Read whether what is recorded is also copied, at each scrape."""
+        self.registry.register(Scraped(lambda: recording_families(recording, keeping)))
+
+    def watch_history(self, counts: HistoryCounts) -> None:
+        """Read how the history is kept at each scrape."""
+        self.registry.register(Scraped(lambda: history_families(counts)))
 
     def watch_policy(self, status: Callable[[], PolicyGauges], counts: PolicyCounts) -> None:
         """Read which policy is in force, and how sure that is, at each scrape."""

@@ -251,6 +251,41 @@ def index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
         yield GaugeMetricFamily(f"nexuskv_index_{key}", help_text, value=stats[key])
 
 
+class RecordingHealth(Protocol):
+    """Whether what is recorded is copied."""
+
+    @property
+    def alive(self) -> bool: ...
+
+    @property
+    def copier_restarts(self) -> int: ...
+
+
+class KeepingCounts(Protocol):
+    """What became of answers that waited for a commit."""
+
+    @property
+    def late(self) -> int: ...
+
+
+def recording_families(recording: RecordingHealth, keeping: KeepingCounts) -> Iterable[Metric]:
+    yield GaugeMetricFamily(
+        "nexuskv_decision_copier_up",
+        "1 while what is recorded is copied to Postgres.",
+        value=float(recording.alive),
+    )
+    yield CounterMetricFamily(
+        "nexuskv_decision_copier_restarts",
+        "How often the copier died and was started again.",
+        value=recording.copier_restarts,
+    )
+    yield CounterMetricFamily(
+        "nexuskv_decisions_late",
+        "Answers that left before the commit that they waited for.",
+        value=keeping.late,
+    )
+
+
 def decision_families(counters: DecisionCounters) -> Iterable[Metric]:
     yield CounterMetricFamily(
         "nexuskv_decisions_recorded", "Decisions and outcomes made here.", value=counters.recorded
@@ -265,11 +300,13 @@ def decision_families(counters: DecisionCounters) -> Iterable[Metric]:
         lost.add_metric([str(reason)], rows)
     yield lost
     yield GaugeMetricFamily(
-        "nexuskv_decisions_queued", "Rows that wait for storage.", value=counters.pending
+        "nexuskv_decisions_queued",
+        "Rows in the spool that are not in Postgres yet.",
+        value=counters.pending,
     )
     yield GaugeMetricFamily(
         "nexuskv_decisions_queued_bytes",
-        "Approximate memory of the rows that wait.",
+        "Disk taken by the segments of the spool.",
         value=counters.pending_bytes,
     )
 

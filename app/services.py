@@ -17,8 +17,9 @@ from app.control.keyring import KeyRing
 from app.control.repository import get_or_create_secret
 from app.db.migrate import schema_status
 from app.db.session import Database
-from app.decisions.partitions import ensure_partitions
-from app.decisions.writer import DecisionWriter, WriterLimits
+from app.decisions.recording import Recording
+from app.decisions.retention import HistoryLimits
+from app.decisions.retention_rounds import HistoryKeeper
 from app.engines.backed import BackedRegistry, BackedStates
 from app.engines.parts import engine_parts
 from app.errors import NexusError
@@ -31,6 +32,7 @@ from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
 from app.index.sync import IndexSync
 from app.lifecycle.estimate import Estimate
+from app.lifecycle.keeping import Keeping
 from app.lifecycle.lookup import Lookup
 from app.lifecycle.materialize import Materialize
 from app.lifecycle.materialize_plan import Workers
@@ -59,7 +61,6 @@ from nexuskv_core import IMPLEMENTATION
 _HASH_ROW: Final = "hash"
 _HASH_SECRET_BYTES: Final = 32
 _STARTUP_RETRY_S: Final = 0.5
-_PARTITION_INTERVAL_S: Final = 3600.0
 _CLAIM_INTERVAL_S: Final = 60.0
 _CLAIM_BATCH_ROWS: Final = 1_000
 _KEY_INTERVAL_S: Final = 0.5
@@ -94,17 +95,18 @@ class Services:
         )
         self.keyring = KeyRing(self.database, clock)
         self.access = Access(self.keyring, keyless_loopback=settings.keyless_loopback)
-        self.writer = DecisionWriter(
+        self.recording = Recording(settings, self.database, clock, ids)
+        self.spool = self.recording.spool
+        self.history = HistoryKeeper(
             self.database,
-            ids,
             clock,
-            observe_flush_s=self.metrics.decision_flush_seconds.observe,
-            limits=WriterLimits(
-                max_rows=settings.decision_queue_rows, max_bytes=settings.decision_queue_bytes
+            HistoryLimits(
+                settings.history_days, settings.rollup_minute_days, settings.rollup_hour_days
             ),
         )
         self.policies = PolicyStore(self.database, clock)
         self.policy_provider = PolicyProvider(self.database, self.policy, clock)
+        self.keeping = Keeping(self.spool, self.policy_provider, wait_s=settings.group_wait_s)
         self._make_engines()
         self._make_workers()
         self.backed_registry = BackedRegistry(self.registry)
@@ -114,7 +116,9 @@ class Services:
         self.draining = False
         self._tasks: list[asyncio.Task[None]] = []
         self.metrics.watch_index(self.index.stats)
-        self.metrics.watch_decisions(self.writer)
+        self.metrics.watch_decisions(self.spool)
+        self.metrics.watch_recording(self.recording, self.keeping)
+        self.metrics.watch_history(self.history)
         self.metrics.watch_policy(self._policy_gauges, self.policies)
         self.metrics.watch_pipeline(self.tally)
         self.metrics.watch_sink_reports(self.sink_reports.results)
@@ -142,7 +146,7 @@ class Services:
             interval_s=settings.sync_interval_s,
             silence_s=settings.worker_silence_s,
         )
-        self.sink_reports = SinkReports(self.database, self.writer, self.clock)
+        self.sink_reports = SinkReports(self.database, self.spool, self.clock)
         self.steps = Steps()
         self.tally = Tally()
         self.worker_intake = WorkerIntake(
@@ -165,7 +169,7 @@ class Services:
         """The three slices of the pipeline."""
         self.lookup = Lookup(
             self.index,
-            self.writer,
+            self.spool,
             self.policy_provider,
             self.workers,
             BackedStates(self.engines, self.index, self.matcher, self.clock),
@@ -175,7 +179,7 @@ class Services:
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
         )
         observer = Observer(
-            self.writer,
+            self.spool,
             self.policy_provider,
             self.index,
             clock=self.clock,
@@ -216,7 +220,7 @@ class Services:
             keys_loaded=lambda: self.keyring.loaded,
             index_loaded=lambda: self.sync.loaded,
             policy=self._policy_facts,
-            decisions_alive=lambda: self.writer.alive,
+            decisions_alive=lambda: self.recording.alive,
             draining=lambda: self.draining,
             implementation=IMPLEMENTATION,
         )
@@ -237,8 +241,11 @@ class Services:
         )
 
     async def start(self) -> None:
-        """Start to record, and to load what Postgres holds as soon as it answers."""
-        await self.writer.start()
+        """Start to record, and to load what Postgres holds as soon as it answers.
+
+        Raises SpoolInUseError, OSError where there is no place to record.
+        """
+        self.recording.start()
         self._spawn(self._load(), "load")
 
     async def stop(self) -> None:
@@ -254,9 +261,13 @@ class Services:
         for task in self._tasks:
             with suppress(asyncio.CancelledError):
                 await task
-        left = await self.writer.drain(self.settings.drain_s)
+        left = await self.recording.stop()
         if left:
-            log.error("decisions_not_stored_at_shutdown", rows=left)
+            log.error(
+                "decisions_not_stored_at_shutdown",
+                rows=left,
+                kept=self.settings.spool_dir is not None,
+            )
         await self.database.close()
         await self._probe_database.close()
 
@@ -276,18 +287,10 @@ class Services:
         await self.workers.wait_loaded()
         await self._engine_follower.wait_loaded()
         await self.policy_provider.wait_loaded()
-        self._spawn(self._maintain_partitions(), "partitions")
+        self._spawn(self.history.watch(), "history")
         self._spawn(self._forget_claims(), "claims")
         self._spawn(self.worker_intake.watch_lost(), "lost workers")
         self.loaded.set()
-
-    async def _maintain_partitions(self) -> None:
-        while True:
-            try:
-                await ensure_partitions(self.database, self.clock.now())
-            except Exception as error:  # noqa: BLE001 - the writer makes a missing day by itself
-                log.warning("partitions_not_ensured", cause=_cause(error))
-            await asyncio.sleep(_PARTITION_INTERVAL_S)
 
     async def _forget_claims(self) -> None:
         keep = timedelta(seconds=self.settings.consumed_retention_s)

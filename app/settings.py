@@ -21,6 +21,11 @@ CLAIM_SLACK_S = 2.0
 DEFAULT_BLOCK_INDEX_BLOCKS = 20_000_000
 DEFAULT_BLOCK_INDEX_BYTES = 2 * 1024 * 1024 * 1024
 DEFAULT_BLOCK_INDEX_SAVE_S = 60.0
+DEFAULT_SPOOL_BYTES = 1024 * 1024 * 1024
+DEFAULT_SPOOL_SYNC_S = 1.0
+DEFAULT_HISTORY_DAYS = 30
+DEFAULT_ROLLUP_MINUTE_DAYS = 3
+DEFAULT_ROLLUP_HOUR_DAYS = 400
 DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
 
 
@@ -45,8 +50,16 @@ class Settings:
     claim_ttl_s: float = DEFAULT_DEADLINE_S + CLAIM_SLACK_S
     consumed_retention_s: float = 7 * 86_400.0
     drain_s: float = 15.0
-    decision_queue_rows: int = 200_000
-    decision_queue_bytes: int = 256 * 1024 * 1024
+    # Where decisions lie until they are in Postgres; None: a directory that goes with the process.
+    spool_dir: Path | None = None
+    spool_bytes: int = DEFAULT_SPOOL_BYTES
+    # What a crash of the machine, not of the process, may take with it.
+    spool_sync_s: float = DEFAULT_SPOOL_SYNC_S
+    # child, here or elsewhere: see app.decisions.recording.
+    copier: str = "here"
+    # Within this time an answer that waits for its decision's commit leaves without it.
+    group_wait_s: float = 2.0
+    log_level: str = "info"
     # One or two: the first signs worker tokens, both verify. None: no token is made or honoured.
     worker_secrets: tuple[str, ...] = ()
     # Where workers may be: names, addresses, networks.
@@ -66,5 +79,9 @@ class Settings:
     # Where the process that writes the index keeps a copy of it over a restart, and how often.
     block_index_file: Path | None = None
     block_index_save_s: float = DEFAULT_BLOCK_INDEX_SAVE_S
+    # Days for which decisions are kept without a rule, and rollups by minute and by hour.
+    history_days: int = DEFAULT_HISTORY_DAYS
+    rollup_minute_days: int = DEFAULT_ROLLUP_MINUTE_DAYS
+    rollup_hour_days: int = DEFAULT_ROLLUP_HOUR_DAYS
     # Of the process that writes the index, which this one then reads; None: it is this one.
     index_socket: Path | None = None

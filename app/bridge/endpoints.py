@@ -20,6 +20,7 @@ from app.clock import Clock, IdSource
 from app.control.auth import Access, require_scope
 from app.control.keys import Principal
 from app.control.keys import Scope as KeyScope
+from app.decisions.record import DecisionKind, Durability
 from app.errors import ErrorCode, NexusError
 from app.http_limits import (
     ClientDisconnectedError,
@@ -32,6 +33,7 @@ from app.index.matcher import Freshness
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.estimate import Estimate
+from app.lifecycle.keeping import Keeping
 from app.lifecycle.lookup import Hit, Lookup, MissKind
 from app.lifecycle.materialize import Materialize
 from app.lifecycle.queries import EstimateQuery, LookupQuery, MaterializeQuery
@@ -56,6 +58,15 @@ _OPERATIONS: Final[dict[str, Operation]] = {
 }
 
 
+_LOOKUP: Final = DecisionKind.LOOKUP
+_KINDS: Final[dict[Operation, DecisionKind]] = {
+    "lookup": _LOOKUP,
+    "estimate": DecisionKind.ESTIMATE,
+    "materialize": DecisionKind.MATERIALIZE,
+}
+_DURABILITY: Final = {each: each.encode() for each in Durability}
+
+
 class Reply(NamedTuple):
     """One answer: its body, and the decision behind it if one was made."""
 
@@ -63,6 +74,8 @@ class Reply(NamedTuple):
     decision_id: UUID | None
     error: NexusError | None = None
     miss: MissKind | None = None
+    # What holds of the decision when the answer leaves.
+    durability: Durability | None = None
 
 
 class Bridge:
@@ -77,6 +90,7 @@ class Bridge:
         estimate: Estimate,
         materialize: Materialize,
         freshness: Callable[[], Freshness],
+        keeping: Keeping,
         metrics: Metrics,
         clock: Clock,
         ids: IdSource,
@@ -87,6 +101,7 @@ class Bridge:
         self._estimate = estimate
         self._materialize = materialize
         self._freshness = freshness
+        self._keeping = keeping
         self._metrics = metrics
         self._clock = clock
         self._ids = ids
@@ -106,12 +121,17 @@ class Bridge:
             require_scope(principal, KeyScope.BRIDGE)
             body = await read_body(scope, receive)
             caller = Caller(principal, trace.trace_id if trace else None, started_us)
+            kind = _KINDS[operation]
+            self._keeping.require_room(kind)
             if operation == "lookup":
                 reply = self._on_lookup(body, caller)
             elif operation == "estimate":
                 reply = await self._on_estimate(body, caller)
             else:
                 reply = await while_connected(receive, self._on_materialize(body, caller))
+            if reply.durability is not Durability.LOST:
+                kept = await self._keeping.kept(kind, reply.decision_id)
+                reply = reply._replace(durability=kept)
         except ClientDisconnectedError:
             return
         except NexusError as error:
@@ -125,14 +145,14 @@ class Bridge:
             await send_response(send, response)
 
     def lookup_at_once(self, query: bytes, headers: Headers, body: bytes) -> ResponseParts | None:
-        """The answer to a lookup that is here as a whole; a lookup waits for nothing.
+        """The answer to a lookup that is here as a whole, and waits for nothing.
 
-        None, and nothing done, when a query string came with it, or the key is not known in
-        memory: then `__call__` must ask.
+        None, and nothing done, when a query string came with it, the key is not known in memory, or
+        its decision has to be committed first: then `__call__` must ask.
         """
         started_us = self._clock.monotonic_us()
         principal, trace = self._seen(headers)
-        if principal is None or query:
+        if principal is None or query or self._keeping.wanted(_LOOKUP) is Durability.GROUP:
             return None
         try:
             require_scope(principal, KeyScope.BRIDGE)
@@ -187,6 +207,15 @@ class Bridge:
         return _refusal_response(reply, trace, request_id)
 
     def _on_lookup(self, body: bytes, caller: Caller) -> Reply:
+        lost = self._keeping.lost_rows
+        reply = self._looked_up(body, caller)
+        if reply.decision_id is None:
+            return reply
+        # Nothing else is recorded meanwhile.
+        whole = self._keeping.lost_rows == lost
+        return reply._replace(durability=Durability.SPOOLED if whole else Durability.LOST)
+
+    def _looked_up(self, body: bytes, caller: Caller) -> Reply:
         request = self._decoder.lookup(body)
         identity, evidence = request.identity, request.evidence
         answer = self._lookup.run(
@@ -290,6 +319,8 @@ def _answer_headers(reply: Reply, trace: Trace | None) -> list[tuple[bytes, byte
     if reply.decision_id is not None:
         headers.append((b"x-nexuskv-decision-id", str(reply.decision_id).encode()))
         headers.append((b"traceparent", _traceparent(reply.decision_id, trace)))
+    if reply.durability is not None:
+        headers.append((b"x-nexuskv-durability", _DURABILITY[reply.durability]))
     if reply.miss is not None and reply.miss is not MissKind.MISS:
         headers.append((b"x-nexuskv-match", reply.miss.encode()))
     return headers

@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, TypedDict
 
-from app.cli.worker_env import listed, seconds
+from app.cli.worker_env import listed, seconds, whole
 from app.engines.addresses import HOSTS_VARIABLE, SCHEMES_VARIABLE, EngineAddresses
 from app.host_list import HostAllowList
 from app.settings import (
@@ -51,10 +51,10 @@ def engine_settings(env: Mapping[str, str]) -> EngineSettings:
         engine_hosts=hosts,
         engine_schemes=schemes,
         engine_stale_s=seconds(env, _STALE, _MIN_STALE_S, _MAX_STALE_S, DEFAULT_ENGINE_STALE_S),
-        block_index_blocks=_whole(
+        block_index_blocks=whole(
             env, _BLOCKS, _MIN_BLOCKS, _MAX_BLOCKS, DEFAULT_BLOCK_INDEX_BLOCKS
         ),
-        block_index_bytes=_whole(env, _BYTES, _MIN_BYTES, _MAX_BYTES, DEFAULT_BLOCK_INDEX_BYTES),
+        block_index_bytes=whole(env, _BYTES, _MIN_BYTES, _MAX_BYTES, DEFAULT_BLOCK_INDEX_BYTES),
         block_index_file=_file(env),
         block_index_save_s=seconds(
             env, _SAVE, _MIN_SAVE_S, _MAX_SAVE_S, DEFAULT_BLOCK_INDEX_SAVE_S
@@ -70,12 +70,3 @@ def _file(env: Mapping[str, str]) -> Path | None:
     if path.is_dir() or not path.parent.is_dir():
         raise ValueError(f"{_FILE} must name a file in a directory that is there, not {text!r}")
     return path
-
-
-def _whole(env: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
-    text = env.get(name)
-    if not text:
-        return default
-    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
-        raise ValueError(f"{name} must be a whole number from {least:,} to {most:,}, not {text!r}")
-    return int(text)

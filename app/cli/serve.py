@@ -4,6 +4,7 @@ import os
 import socket
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +13,7 @@ import typer
 from rich.console import Console
 
 from app.cli.engine_env import engine_settings
+from app.cli.history_env import history_settings
 from app.cli.inputs import check_policy, clear_ready_file, read_fixtures
 from app.cli.options import (
     LISTEN_DEFAULT,
@@ -28,6 +30,7 @@ from app.cli.options import (
 from app.cli.secret_files import given_handle_secret
 from app.cli.serve_pool import MAX_READERS, Asked, PoolError, ProcessFacts, run_pool
 from app.cli.server import Listening, ServerRun, base_url, bind, write_ready_file
+from app.cli.spool_env import check_spool, spool_of_address, spool_settings
 from app.cli.worker_env import worker_settings
 from app.errors import NexusError
 from app.logging import configure_logging
@@ -94,6 +97,7 @@ def serve_command(
             policy_file=policy,
             **worker_settings(os.environ),
             **engine_settings(os.environ),
+            **history_settings(os.environ),
         )
         if reader_listen is not None and workers == 1:
             raise failure("--reader-listen is for readers: give --workers 2 or more", exit_code=2)
@@ -102,6 +106,10 @@ def serve_command(
         if ready_file is not None:
             clear_ready_file(ready_file)
         with bind(listen) as bound:
+            host, port = bound.getsockname()[:2]
+            spool = spool_settings(os.environ, spool_of_address(host, port))
+            check_spool(spool["spool_dir"])
+            settings = replace(settings, **spool, copier="child", log_level=log_level)
             if workers == 1:
                 _Serve(settings, bound, fixtures=states, ready_file=ready_file).run()
                 return

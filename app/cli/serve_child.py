@@ -18,9 +18,11 @@ import structlog
 import uvloop
 
 from app.cli.engine_env import engine_settings
+from app.cli.history_env import history_settings
 from app.cli.inputs import read_fixtures
 from app.cli.options import failure
 from app.cli.server import ServerRun
+from app.cli.spool_env import spool_settings
 from app.cli.worker_env import worker_settings
 from app.clock import SystemClock, SystemIds
 from app.db.session import Database
@@ -54,6 +56,10 @@ class Order(msgspec.Struct, frozen=True):
     policy: str
     log_level: str
     pool_connections: int
+    # The spool that all readers share, what of it is this one's, and whose copier copies it.
+    spool_dir: str
+    spool_bytes: int
+    copier: str
     sockets: tuple[int, ...] = ()
     fixtures: tuple[str, ...] = ()
 
@@ -61,6 +67,8 @@ class Order(msgspec.Struct, frozen=True):
 def run_child(order: Order) -> None:
     """Runs until SIGINT or SIGTERM. Raises OSError, ValueError, NexusError."""
     configure_logging(order.log_level)
+    spool = spool_settings(os.environ, Path(order.spool_dir))
+    spool |= {"spool_dir": Path(order.spool_dir), "spool_bytes": order.spool_bytes}
     settings = Settings(
         database_url=os.environ[URL_VARIABLE],
         handle_secret=os.environ[HANDLE_VARIABLE],
@@ -69,6 +77,10 @@ def run_child(order: Order) -> None:
         index_socket=Path(order.index_socket) if order.role is Role.READER else None,
         **worker_settings(os.environ),
         **engine_settings(os.environ),
+        **history_settings(os.environ),
+        **spool,
+        copier=order.copier,
+        log_level=order.log_level,
     )
     if order.role is Role.WRITER:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

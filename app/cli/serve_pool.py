@@ -252,6 +252,9 @@ def _order(asked: Asked, directory: Path, number: int) -> Order:
         policy=str(settings.policy_file),
         log_level=asked.log_level,
         pool_connections=min(connections, settings.pool_connections),
+        spool_dir=str(settings.spool_dir),
+        spool_bytes=settings.spool_bytes // asked.readers,
+        copier="child" if number == 1 else "elsewhere",
         sockets=sockets,
         fixtures=tuple(map(str, asked.fixtures)) if number == 1 else (),
     )

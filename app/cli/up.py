@@ -15,6 +15,7 @@ import typer
 from rich.console import Console
 
 from app.cli.engine_env import engine_settings
+from app.cli.history_env import history_settings
 from app.cli.inputs import check_policy, clear_ready_file, read_fixtures
 from app.cli.options import (
     LISTEN_DEFAULT,
@@ -37,6 +38,7 @@ from app.cli.server import (
     is_loopback,
     terminations,
 )
+from app.cli.spool_env import spool_settings
 from app.cli.worker_child import WorkerChild
 from app.cli.worker_env import WorkerSettings, worker_settings
 from app.clock import SystemClock, SystemIds
@@ -58,6 +60,7 @@ from app.worker.arena import ArenaError, check_memory
 _ADMIN_KEY_FILE: Final = "admin.key"
 _HANDLE_FILE: Final = "handle.secret"
 _WORKER_FILE: Final = "worker.secret"
+_SPOOL: Final = "spool"
 _INDEX_FILE: Final = "block-index.copy"
 _SECRET_BYTES: Final = 32
 _WORKER_NODE: Final = "local"
@@ -225,6 +228,7 @@ def up_command(
             states=states,
             ready_file=ready_file,
             policy=policy,
+            log_level=log_level,
         )
         # Until the server takes them over, these end it as Ctrl-C does: Postgres included. Raising
         # from here would do so in the middle of anything; asyncio knows how to take SIGINT.
@@ -253,12 +257,14 @@ class _Asked:
     states: Sequence[Sequence[Registration]]
     ready_file: Path | None
     policy: Path
+    log_level: str
 
 
 def _serve(asked: _Asked, bound: socket.socket) -> None:
     """Everything up, until a signal; then everything down."""
     home = asked.home
     engines = engine_settings(os.environ)
+    history = history_settings(os.environ)
     make_data_dir(home)
     engines["block_index_file"] = engines["block_index_file"] or home / _INDEX_FILE
     with _postgres(home, asked.database_url) as (url, embedded):
@@ -271,6 +277,10 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
             keyless_loopback=is_loopback(bound) and not asked.require_key,
             **workers,
             **engines,
+            **history,
+            **spool_settings(os.environ, home / _SPOOL),
+            copier="child",
+            log_level=asked.log_level,
         )
         run = _Up(
             settings,

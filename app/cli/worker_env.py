@@ -79,3 +79,12 @@ def seconds(
     if not least_s <= seconds <= most_s:
         raise ValueError(f"{name} must be a number of seconds from {least_s:g} to {most_s:g}")
     return seconds
+
+
+def whole(env: Mapping[str, str], name: str, least: int, most: int, default: int) -> int:
+    text = env.get(name)
+    if not text:
+        return default
+    if not text.isascii() or not text.isdigit() or not least <= int(text) <= most:
+        raise ValueError(f"{name} must be a whole number from {least:,} to {most:,}, not {text!r}")
+    return int(text)

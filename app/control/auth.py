@@ -12,6 +12,11 @@ its conditions stops an attack that reaches loopback from outside:
   a browser that sends neither header: those types are never simple, they need a preflight, and we
   answer none.
 - *no forwarding header*: a reverse proxy on this machine, whose callers are not on it.
+
+The console's own pages are the one exception: a browser says of their links and forms that they are
+same-origin, and sends forms as forms. So for them `Sec-Fetch-Site: same-origin` and an Origin that
+is exactly the loopback Host of the request are let through; what a same-origin header cannot tell
+(a rebound name) the Host still does, and a form needs the token of its session besides.
 """
 
 from collections.abc import Iterable
@@ -72,6 +77,12 @@ class Access:
             raise _unauthorized("The API key is not valid: it is malformed, unknown or revoked")
         return principal
 
+    def of_own_page(self, scope: AsgiScope) -> Principal | None:
+        """This machine's user in a page of the console; None where a key is needed."""
+        if self._keyless_loopback and keyless_obstacle(scope, own_page=True) is None:
+            return _LOOPBACK
+        return None
+
 
 def require_scope(principal: Principal, scope: Scope) -> None:
     """Raise FORBIDDEN unless the key has the scope."""
@@ -87,10 +98,14 @@ def require_tenant(principal: Principal, tenant: str) -> None:
         )
 
 
-def keyless_obstacle(scope: AsgiScope) -> str | None:
-    """What keeps a caller without a key out on loopback; None when nothing does."""
+def keyless_obstacle(scope: AsgiScope, *, own_page: bool = False) -> str | None:
+    """What keeps a caller without a key out on loopback; None when nothing does.
+
+    `own_page` is of a page of the console: its links and forms are same-origin.
+    """
     client = scope.get("client")
     hosts = _values(scope, b"host")
+    sites = (b"none", b"same-origin") if own_page else (b"none",)
     conditions = (
         (
             client is not None and _is_loopback_address(client[0]),
@@ -101,11 +116,11 @@ def keyless_obstacle(scope: AsgiScope) -> str | None:
             "the Host header must name localhost or a loopback address",
         ),
         (
-            not _values(scope, b"origin"),
+            not _values(scope, b"origin") or (own_page and is_own_origin(scope)),
             "a request must not carry an Origin header",
         ),
         (
-            all(value.strip().lower() == b"none" for value in _values(scope, b"sec-fetch-site")),
+            all(value.strip().lower() in sites for value in _values(scope, b"sec-fetch-site")),
             "a web page may not call",
         ),
         (
@@ -113,11 +128,20 @@ def keyless_obstacle(scope: AsgiScope) -> str | None:
             "a request must not come through a proxy",
         ),
         (
-            not _has_body(scope) or _needs_preflight(scope),
+            own_page or not _has_body(scope) or _needs_preflight(scope),
             "a body must be sent as application/json, application/yaml or application/octet-stream",
         ),
     )
     return next((obstacle for holds, obstacle in conditions if not holds), None)
+
+
+def is_own_origin(scope: AsgiScope) -> bool:
+    """Whether the one Origin header names the Host that the request was sent to."""
+    origins, hosts = _values(scope, b"origin"), _values(scope, b"host")
+    if len(origins) != 1 or len(hosts) != 1:
+        return False
+    scheme, separator, host = origins[0].lower().partition(b"://")
+    return scheme in (b"http", b"https") and separator != b"" and host == hosts[0].strip().lower()
 
 
 def _has_body(scope: AsgiScope) -> bool:

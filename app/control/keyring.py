@@ -36,6 +36,7 @@ class KeyRing:
         self._database = database
         self._clock = clock
         self._principals: dict[bytes, Principal] = {}
+        self._by_id: dict[str, Principal] = {}
         # By the whole header, of keys that hold: forgotten with every change of a key.
         self._by_header: dict[bytes, Principal] = {}
         self._revoked: set[str] = set()
@@ -69,6 +70,16 @@ class KeyRing:
                 self._by_header[authorization] = principal
         return principal
 
+    async def of_id(self, key_id: str) -> Principal | None:
+        """Return the principal of a key that signed in before; None once it is revoked.
+
+        A key that another replica has just made costs one poll. Raises DATABASE_UNAVAILABLE when
+        that is not possible.
+        """
+        if key_id not in self._by_id and key_id not in self._revoked:
+            await self.refresh()
+        return self._by_id.get(key_id)
+
     async def find_or_load(self, authorization: bytes | None) -> Principal | None:
         """`find`, and for a key not known here one bounded look-up in Postgres.
 
@@ -100,6 +111,7 @@ class KeyRing:
                     changes = await keys_changed_since(session, fence)
             if fence == 0:
                 self._principals = {}
+                self._by_id = {}
                 self._by_header.clear()
                 self._revoked = set()
             self._apply(changes.keys)
@@ -129,9 +141,11 @@ class KeyRing:
             if key.revoked_at is not None:
                 self._revoked.add(key.key_id)
                 self._principals.pop(key.sha256, None)
+                self._by_id.pop(key.key_id, None)
             # A look-up may have read the row before the revocation that a poll has applied since.
             elif key.key_id not in self._revoked:
-                self._principals[key.sha256] = principal_of(key.key_id, key.scopes, key.tenants)
+                principal = principal_of(key.key_id, key.scopes, key.tenants)
+                self._principals[key.sha256] = self._by_id[key.key_id] = principal
                 self._misses.pop(key.sha256, None)
 
     def _start_lookup(self, key_digest: bytes) -> asyncio.Task[Principal | None]:

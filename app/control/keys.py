@@ -31,6 +31,7 @@ class Scope(StrEnum):
     STATES_READ = "states:read"
     STATES_WRITE = "states:write"
     DECISIONS_READ = "decisions:read"
+    DECISIONS_WRITE = "decisions:write"
     WORKERS_READ = "workers:read"
     WORKER_TOKENS_ISSUE = "worker-tokens:issue"
     POLICIES_READ = "policies:read"

@@ -73,18 +73,26 @@ async def ensure_day_partition(database: Database, table: str, day: date) -> boo
     return True
 
 
-async def drop_day_partitions_before(database: Database, table: str, day: date) -> list[str]:
+async def partition_days(session: ReadSession, table: str) -> list[date]:
+    """The days that have an attached partition, oldest first."""
+    rows = (await session.execute(_LIST, {"parent": table})).all()
+    return [_day_in(name) for name, attached, pending in rows if attached and not pending]
+
+
+async def drop_day_partitions_before(
+    database: Database, table: str, day: date, *, limit_days: int | None = None
+) -> list[str]:
     """Remove the partitions of days before `day`, oldest first; returns the names removed.
 
+    At most `limit_days` of them; None for all.
     Finishes what an earlier, interrupted call left. A reader that is still inside a partition is
     waited for, up to the statement time-out: then NexusError is raised and a later call goes on.
     """
     async with database.read() as session:
         rows = (await session.execute(_LIST, {"parent": table})).all()
+    leaving = [row for row in rows if _day_in(row[0]) < day]
     dropped = []
-    for name, attached, pending in rows:
-        if _day_in(name) >= day:
-            continue
+    for name, attached, pending in leaving[:limit_days]:
         if attached:
             await _detach(database, table, name, pending=pending)
         if await _drop_detached(database, table, name):

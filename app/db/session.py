@@ -28,7 +28,7 @@ from sqlalchemy.ext.asyncio import (
 )
 from sqlalchemy.sql.selectable import TextualSelect
 
-from app.db.connect import CLIENT_GRACE_S, connect_args, normalise_url
+from app.db.connect import connect_args, normalise_url
 from app.db.native import Rows, Statements, arguments
 from app.db.single import SingleSession, SingleStatements
 from app.errors import ErrorCode, NexusError
@@ -43,7 +43,7 @@ _UNAVAILABLE_STATES = frozenset({"25P03", "25P04", "40001", "40P01", "55P03"})
 class NoPartitionError(Exception):
     """`copy_lines` met a row whose day has no partition; nothing was written.
 
-    Make the day with `app.decisions.partitions.ensure_day` and copy again.
+    Make the day with `app.decisions.partitions.ensure_day` and store it again.
     """
 
 
@@ -87,6 +87,22 @@ class WriteSession(ReadSession):
 
     Whatever accepts a `ReadSession` also works inside a write; the reverse does not type-check.
     """
+
+    async def copy_lines(self, table: str, columns: Sequence[str], lines: Sequence[bytes]) -> None:
+        """Append rows given as lines of `app.db.copy_text` by one COPY.
+
+        Raises NoPartitionError for a day that has none, and asyncpg's own error for rows that do
+        not fit the table; the transaction then has failed.
+        """
+        try:
+            await self._driver.copy_to_table(
+                table, columns=list(columns), source=_once(b"".join(lines)), format="text"
+            )
+        except asyncpg.CheckViolationError as error:
+            # A row without a partition violates no constraint that has a name.
+            if error.constraint_name is None:
+                raise NoPartitionError(str(error)) from error
+            raise
 
 
 S = TypeVar("S", bound=ReadSession)
@@ -185,37 +201,6 @@ class Database:
                     raise
                 async with _discarded_when_unsure(connection, driver):
                     await driver.execute(end)
-
-    async def copy_lines(self, table: str, columns: Sequence[str], lines: Sequence[bytes]) -> int:
-        """Append rows given as lines of `app.db.copy_text` by one COPY; returns how many.
-
-        One COPY is one statement and so one transaction: all rows are durable, or none is stored.
-        Raises NoPartitionError for a day that has none, NexusError when unavailable, and asyncpg's
-        own error for rows that do not fit the table.
-        """
-        if not lines:
-            return 0
-        try:
-            with translated_errors():
-                async with self.engine.connect() as connection:
-                    raw = await connection.get_raw_connection()
-                    driver = raw.driver_connection
-                    assert isinstance(driver, asyncpg.Connection)
-                    await driver.copy_to_table(
-                        table,
-                        columns=list(columns),
-                        source=_once(b"".join(lines)),
-                        format="text",
-                        timeout=self._statement_timeout_s + CLIENT_GRACE_S,
-                    )
-        except asyncpg.CheckViolationError as error:
-            # A row without a partition violates no constraint that has a name.
-            if error.constraint_name is None:
-                raise NoPartitionError(str(error)) from error
-            raise
-        except OSError as error:
-            raise unavailable(error) from error
-        return len(lines)
 
     async def close(self) -> None:
         """Close every connection; the object is not used afterwards."""

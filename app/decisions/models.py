@@ -17,6 +17,7 @@ from sqlalchemy import (
     CheckConstraint,
     DateTime,
     Index,
+    Integer,
     LargeBinary,
     Numeric,
     PrimaryKeyConstraint,
@@ -115,6 +116,7 @@ class DecisionOutcomeRow(Base):
     __table_args__ = (
         PrimaryKeyConstraint("created_at", "outcome_id"),
         Index("ix_decision_outcome_decision_id", "decision_id"),
+        Index("ix_decision_outcome_tenant_created_at", "tenant", "created_at"),
         Index("ix_decision_outcome_xid", "xid", postgresql_where=text("xid IS NOT NULL")),
         {"postgresql_partition_by": "RANGE (created_at)"},
     )
@@ -170,6 +172,29 @@ class DecisionGapRow(Base):
 
 
 _DIMENSIONS = ("step", "bucket", "tenant", "model", "kind", "backend", "policy_version")
+
+
+class DecisionRemovedRow(Base):
+    """Through which number of a writer's sequence rows have left before their day did."""
+
+    __tablename__ = "decision_removed"
+
+    writer_id: Mapped[UUID] = mapped_column(Uuid, primary_key=True)
+    through_seq: Mapped[int] = mapped_column(BigInteger)
+    removed_rows: Mapped[int] = mapped_column(BigInteger)
+    removed_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
+class HistoryKeepRow(Base):
+    """For how many days the rows of a tenant ("*" for all) and kind ("" for all) are kept."""
+
+    __tablename__ = "history_keep"
+    __table_args__ = (CheckConstraint("days BETWEEN 1 AND 400", name="days"),)
+
+    tenant: Mapped[str] = mapped_column(Text, primary_key=True)
+    kind: Mapped[str] = mapped_column(Text, primary_key=True)
+    days: Mapped[int] = mapped_column(Integer)
+    changed_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
 
 
 class _Rollup:

@@ -2,7 +2,12 @@
 
 from datetime import date, datetime, timedelta
 
-from app.db.partitions import day_of, drop_day_partitions_before, ensure_day_partition
+from app.db.partitions import (
+    day_of,
+    drop_day_partitions_before,
+    ensure_day_partition,
+    partition_days,
+)
 from app.db.session import Database
 
 TABLES = ("decision", "decision_outcome")
@@ -32,13 +37,23 @@ async def ensure_day(database: Database, day: date) -> int:
     return made
 
 
-async def drop_partitions_before(database: Database, cutoff: datetime) -> list[str]:
+async def drop_partitions_before(
+    database: Database, cutoff: datetime, *, limit_days: int | None = None
+) -> list[str]:
     """Drop every partition whose whole UTC day lies before `cutoff`; returns their names.
 
-    Inserts go on meanwhile. Raises NexusError when a reader stays inside one for longer than the
-    statement time-out; the next call finishes it.
+    At most the `limit_days` oldest of each table. Inserts go on meanwhile. Raises NexusError when
+    a reader stays inside one for longer than the statement time-out; the next call finishes it.
     """
     dropped = []
     for table in TABLES:
-        dropped += await drop_day_partitions_before(database, table, day_of(cutoff))
+        dropped += await drop_day_partitions_before(
+            database, table, day_of(cutoff), limit_days=limit_days
+        )
     return dropped
+
+
+async def attached_days(database: Database, table: str) -> list[date]:
+    """The UTC days that `table` has a partition for, oldest first."""
+    async with database.read() as session:
+        return await partition_days(session, table)

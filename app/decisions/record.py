@@ -4,15 +4,51 @@ Both types mirror the columns of their table, less `writer_id` and `writer_seq`,
 adds. JSON columns hold text that is already encoded, so that a request encodes each value once.
 """
 
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import Final, NamedTuple
 from uuid import UUID
 
 from app.contract.enums import Word
 
 # Version of the document in `Decision.inputs`; raise it whenever its fields change meaning.
 INPUTS_VERSION = 1
+
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+# Year 9986: adding the length of a chain stays within what datetime can hold.
+_LAST_ID_MS: Final = 253_000_000_000_000
+
+
+def made_at(decision_id: UUID) -> datetime:
+    """The millisecond in a uuidv7: the `created_at` of its decision, which is found by it.
+
+    Raises ValueError for any other id, or a time that no row of ours can have.
+    """
+    id_ms = decision_id.int >> 80
+    if decision_id.version != 7 or id_ms > _LAST_ID_MS:
+        raise ValueError("not the id of a decision")
+    return _EPOCH + timedelta(milliseconds=id_ms)
+
+
+class Durability(StrEnum):
+    """What holds when an answer leaves: its decision is committed in Postgres, or it is in the
+    spool of the machine that answered, or there was no room and it is lost.
+    """
+
+    GROUP = "group"
+    SPOOLED = "spooled"
+    LOST = "lost"
+
+
+class Action(StrEnum):
+    """What a decision comes to, for whoever asked."""
+
+    REUSE = "reuse"
+    TRANSFER = "transfer"
+    REGISTER = "register"
+    RECOMPUTE = "recompute"
+    SKIP = "skip"
 
 
 class DecisionKind(Word):
@@ -56,8 +92,8 @@ class OutcomeStatus(StrEnum):
     """What became of a decision to move state.
 
     `completed`: a worker verified the bytes at their destination. `registered`: the protocol alone
-    was completed. `fell_back`: nothing was executed. The last three are the runtime's own word on a
-    sink that was filled for it.
+    was completed. `fell_back`: nothing was executed. The others are the runtime's own word on what
+    was there for it; `recomputed`: it computed the tokens again all the same.
     """
 
     COMPLETED = "completed"
@@ -66,13 +102,14 @@ class OutcomeStatus(StrEnum):
     CONSUMED = "consumed"
     DISCARDED = "discarded"
     EXPIRED = "expired"
+    RECOMPUTED = "recomputed"
 
 
 class Decision(NamedTuple):
     """One answered lookup, estimate, materialize, prefetch or store.
 
-    `created_at` is aware and lies within an hour of the time inside `decision_id` (uuidv7): that
-    is how a decision is found among day partitions. `root_id` is the decision that began the
+    `created_at` is `made_at(decision_id)`, when the request came: that is how a decision is found
+    among day partitions. `root_id` is the decision that began the
     chain, its own id for the first; `parent_id` the one before. Where a rejected request names no
     namespace or model, those are "". `identity_hash` is keyed per tenant; token ids appear in no
     column. No text may hold U+0000: Postgres refuses it and the row would be lost.
@@ -103,10 +140,26 @@ class Decision(NamedTuple):
     index_revision: int
     latency_us: int
     inputs: str
+    # None where a row has no such thing.
+    action: str | None = None
+    backend: str | None = None
+    tier: str | None = None
+    target: str | None = None
+    freshness: str | None = None
+    durability: str | None = None
+    query_tokens: int | None = None
+    matched_tokens: int | None = None
+    # Bringing the state, and computing it again instead.
+    predicted_us: int | None = None
+    recompute_us: int | None = None
 
 
 class Outcome(NamedTuple):
-    """What happened after a decision. `physical` only when a worker verified the bytes."""
+    """What happened after a decision. `physical` only when a worker verified the bytes.
+
+    What it has of its decision's columns is copied, so that it can be summed up alone. `gain_us` is
+    what was not computed again, less what was spent instead: `recompute_us` - `observed_us`.
+    """
 
     outcome_id: UUID
     created_at: datetime
@@ -118,20 +171,14 @@ class Outcome(NamedTuple):
     bytes_transferred: int | None
     physical: bool
     detail: str
-
-
-class PendingDecision(Protocol):
-    """What is known of a decision whose row is made only when its batch is stored."""
-
-    @property
-    def decision_id(self) -> UUID: ...
-
-    @property
-    def created_us(self) -> int:
-        """Wall time in microseconds since the epoch: the row's `created_at`."""
-
-    def fields(self) -> str:
-        """The columns of `Decision` in their order, as fields of `app.db.copy_text`; asked once."""
+    model: str | None = None
+    kind: str | None = None
+    backend: str | None = None
+    policy_version: str | None = None
+    tokens: int | None = None
+    predicted_us: int | None = None
+    recompute_us: int | None = None
+    gain_us: int | None = None
 
 
 DECISION_COLUMNS = (*Decision._fields, "writer_id", "writer_seq")

@@ -7,7 +7,11 @@ from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StringConstraints
 
-from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
+from app.control.auth import require_tenant
+from app.control.keys import Principal
+from app.decisions.export import ExportFormat
+from app.decisions.record import DecisionKind, DecisionOutcome
+from app.decisions.repository import DecisionFilter
 from app.paging import DEFAULT_PAGE_ITEMS, Cursor, PageSize
 
 _RFC3339 = re.compile(
@@ -30,13 +34,14 @@ def _instant(value: object) -> datetime:
 Instant = Annotated[datetime, BeforeValidator(_instant)]
 # Postgres text holds every character but U+0000.
 FilterText = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=r"^[^\x00]*$")]
+TraceId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{32}$")]
 HexBytes = Annotated[
     str, BeforeValidator(lambda value: value.hex() if isinstance(value, bytes) else value)
 ]
 
 
-class DecisionQuery(BaseModel):
-    """Filters of the list; all given ones must hold."""
+class DecisionFilters(BaseModel):
+    """Filters of the history; all given ones must hold."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
@@ -45,18 +50,46 @@ class DecisionQuery(BaseModel):
     model: FilterText | None = Field(None, description="Only this model.")
     kind: DecisionKind | None = Field(None, description="Only this kind of request.")
     outcome: DecisionOutcome | None = Field(None, description="Only this outcome.")
+    action: FilterText | None = Field(None, description="Only what chose this action.")
+    backend: FilterText | None = Field(None, description="Only what chose this backend.")
+    tier: FilterText | None = Field(None, description="Only what chose a state in this tier.")
+    reason: FilterText | None = Field(None, description="Only this `fallback_reason`.")
+    policy_version: FilterText | None = Field(None, description="Only under this policy.")
+    trace_id: TraceId | None = Field(None, description="Only of this W3C trace.")
     created_from: Instant | None = Field(
         None, alias="from", description="Made at this time or later (RFC 3339 with a zone)."
     )
     created_to: Instant | None = Field(
         None, alias="to", description="Made before this time (RFC 3339 with a zone)."
     )
+
+    def chosen(self, principal: Principal) -> DecisionFilter:
+        """These filters for a caller. Raises TENANT_FORBIDDEN for a tenant that the key lacks."""
+        if self.tenant is not None:
+            require_tenant(principal, self.tenant)
+        named = self.model_dump(include=set(DecisionFilters.model_fields))
+        return DecisionFilter(tenants=principal.tenants, **named)
+
+
+class DecisionQuery(DecisionFilters):
+    """Filters of the list, and which page of it."""
+
     page_size: PageSize = DEFAULT_PAGE_ITEMS
     cursor: Cursor = None
 
-    def filters(self) -> dict[str, object]:
-        """What a cursor is bound to: everything that chooses rows, and nothing else."""
-        return self.model_dump(exclude={"page_size", "cursor"}, exclude_none=True)
+
+class StreamQuery(DecisionFilters):
+    """Filters of the stream, and how long it may go on."""
+
+    for_s: Annotated[float, Field(ge=0, le=86_400)] = Field(
+        3600.0, description="Ends after so many seconds; a client that wants more comes back."
+    )
+
+
+class ExportQuery(DecisionFilters):
+    """Filters of an export, and its form."""
+
+    format: ExportFormat = Field(ExportFormat.NDJSON, description="How rows are written.")
 
 
 class OutcomeView(BaseModel):
@@ -67,12 +100,30 @@ class OutcomeView(BaseModel):
     outcome_id: UUID
     decision_id: UUID = Field(description="The decision of the chain that this completes.")
     created_at: datetime
-    status: OutcomeStatus
+    status: str = Field(
+        description="completed, registered, fell_back, consumed, discarded, expired or recomputed."
+    )
     fallback_reason: str | None = Field(description="Why it fell back; null when it completed.")
     observed_us: int | None = Field(description="Measured duration in microseconds.")
     bytes_transferred: int | None = Field(description="Bytes moved; null when not known.")
     physical: bool = Field(description="True only when a worker verified the bytes.")
     detail: JsonValue
+    model: str | None = Field(description="Of its decision, as are the next three.")
+    kind: str | None
+    backend: str | None
+    policy_version: str | None
+    tokens: int | None = Field(description="Tokens moved or reused; null when not known.")
+    predicted_us: int | None = Field(description="What was predicted, in microseconds.")
+    recompute_us: int | None = Field(
+        description="Predicted time to compute the tokens again, in microseconds."
+    )
+    gain_us: int | None = Field(
+        description="Time saved, in microseconds; negative when it cost more, null if not known."
+    )
+    reporter: str | None = Field(description="The API key of a report from outside; else null.")
+    reported_at: datetime | None = Field(
+        description="When that report came; `created_at` is then its decision's."
+    )
 
 
 class DecisionView(BaseModel):
@@ -106,6 +157,18 @@ class DecisionView(BaseModel):
     path: list[str] = Field(description="Lifecycle states passed through, in order.")
     index_revision: int = Field(description="Revision of the index the answer came from.")
     latency_us: int = Field(description="Time to the answer in microseconds.")
+    action: str | None = Field(description="What was chosen; null in rows of older versions.")
+    backend: str | None = Field(description="The backend chosen, if any.")
+    tier: str | None = Field(description="Where the chosen state lies.")
+    target: str | None = Field(description="Where it was to go.")
+    freshness: str | None = Field(description="How fresh the index was.")
+    durability: str | None = Field(description="How safe the record was before the answer left.")
+    query_tokens: int | None = Field(description="Tokens asked for.")
+    matched_tokens: int | None = Field(description="Tokens that the chosen entry matched.")
+    predicted_us: int | None = Field(description="Predicted time to reuse, in microseconds.")
+    recompute_us: int | None = Field(
+        description="Predicted time to compute the matched tokens again, in microseconds."
+    )
 
 
 class DecisionDetail(DecisionView):
@@ -113,11 +176,12 @@ class DecisionDetail(DecisionView):
 
     inputs: JsonValue = Field(description="Versioned record of everything the answer came from.")
     chain: list[DecisionView] = Field(
-        description="All decisions of the same chain, oldest first, this one among them."
+        description="Decisions of the same chain, oldest first, this one among them: 500 at most."
     )
     outcomes: list[OutcomeView] = Field(
-        description="Outcomes of the decisions of the chain, oldest first."
+        description="Outcomes of the decisions of the chain, oldest first: 1,000 at most."
     )
+    cut: bool = Field(description="Whether there are more of either.")
 
 
 class DecisionPage(BaseModel):

@@ -23,15 +23,15 @@ from app.contract.enums import (
     TransferBackend,
 )
 from app.contract.transitions import LifecycleState
-from app.decisions.record import DecisionOutcome
-from app.decisions.writer import DecisionSink
+from app.decisions.record import Action, DecisionOutcome
 from app.engines.backed import Backed
 from app.errors import ErrorCode, NexusError
 from app.execution.grants import SourceGrant
 from app.index.matcher import Candidate, Freshness, Matches, StateIndex
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
-from app.lifecycle.lookup_record import End, Exclusion, LookupObservation, LookupRecorder
+from app.lifecycle.keeping import DecisionSink
+from app.lifecycle.lookup_record import End, Exclusion, LookupRecorder
 from app.lifecycle.observe import Policies
 from app.lifecycle.placing import Directory
 from app.lifecycle.queries import LookupQuery
@@ -63,16 +63,19 @@ _OUT_OF_REACH: Final = Mismatch(
 )
 
 _S = LifecycleState
-_HIT: Final = End.of(DecisionOutcome.HIT, _S.DESCRIBED, _S.MATCHED, _S.VALIDATED)
-_MISS: Final = End.of(DecisionOutcome.MISS, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
-_UNKNOWN: Final = End.of(DecisionOutcome.UNKNOWN, _S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
+_RECOMPUTED: Final = (_S.RECOMPUTED, _S.OBSERVED)
+_HIT: Final = End.of(DecisionOutcome.HIT, Action.REUSE, _S.DESCRIBED, _S.MATCHED, _S.VALIDATED)
+_MISS: Final = End.of(DecisionOutcome.MISS, Action.RECOMPUTE, _S.DESCRIBED, *_RECOMPUTED)
+_UNKNOWN: Final = End.of(DecisionOutcome.UNKNOWN, Action.RECOMPUTE, _S.DESCRIBED, *_RECOMPUTED)
 _EXCLUDED: Final = End.of(
-    DecisionOutcome.EXCLUDED, _S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED
+    DecisionOutcome.EXCLUDED, Action.RECOMPUTE, _S.DESCRIBED, _S.MATCHED, *_RECOMPUTED
 )
 _UNAVAILABLE: Final = End.of(
-    DecisionOutcome.UNAVAILABLE, _S.DESCRIBED, _S.MATCHED, _S.RECOMPUTED, _S.OBSERVED
+    DecisionOutcome.UNAVAILABLE, Action.RECOMPUTE, _S.DESCRIBED, _S.MATCHED, *_RECOMPUTED
 )
-_REJECTED: Final = End.of(DecisionOutcome.REJECTED, _S.DESCRIBED, _S.SKIPPED, _S.OBSERVED)
+_REJECTED: Final = End.of(
+    DecisionOutcome.REJECTED, Action.SKIP, _S.DESCRIBED, _S.SKIPPED, _S.OBSERVED
+)
 
 
 class Hit(msgspec.Struct, frozen=True, gc=False):
@@ -253,13 +256,11 @@ class Lookup:
         end: End,
         reason: str | None,
     ) -> None:
-        matches, clock = judged.matches, self._clock
-        self._sink.defer(
-            LookupObservation(
-                self._recorder,
+        matches, clock, recorder = judged.matches, self._clock, self._recorder
+        self._sink.append(
+            recorder.encoded(
                 decision_id,
-                clock.now_us(),
-                self._recorder.head(query.scope, query.evidence, query.evidence_number, active),
+                recorder.scope(query.scope, query.evidence, query.evidence_number, active),
                 len(query.tokens),
                 query.evidence.input_fingerprint,
                 caller.principal.key_id,

@@ -13,21 +13,23 @@ from app.contract.execution import BackendActionResult
 from app.contract.transitions import LifecycleState, path
 from app.decisions.record import (
     INPUTS_VERSION,
+    Action,
     Decision,
     DecisionKind,
     DecisionOutcome,
     Outcome,
     OutcomeStatus,
+    made_at,
 )
-from app.decisions.writer import DecisionSink
 from app.errors import ErrorCode, NexusError
 from app.execution.catalog import Rejection, Selection
 from app.execution.grants import OptionGrant, SourceGrant
 from app.index.matcher import StateIndex
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller
+from app.lifecycle.keeping import DecisionSink, durability_of
 from app.lifecycle.tally import Tally
-from app.planner.cost import TransferEstimate
+from app.planner.cost import CostModel, ReferenceProfile, TransferEstimate
 from app.policy.document import QuotaMode
 from app.policy.provider import ActivePolicy
 
@@ -62,6 +64,16 @@ class Attempt:
         """Note which backend is to act, and which may not."""
         self.selection, self.rejected = selection, selection.rejected
 
+    def backend(self) -> str | None:
+        """Which kind of backend is to act, or acted."""
+        return None if self.selection is None else self.selection.registration.backend.value
+
+    def predicted_us(self) -> int | None:
+        """How long bringing the state was estimated to take."""
+        if self.estimate is not None:
+            return self.estimate.transfer_us
+        return self.grant.transfer_us if isinstance(self.grant, OptionGrant) else None
+
     def tenant(self) -> str:
         """Under which tenant it is recorded."""
         if self.grant is not None:
@@ -88,8 +100,10 @@ class Observer:
         clock: Clock,
         ids: IdSource,
         tally: Tally | None = None,
+        costs: CostModel | None = None,
     ) -> None:
         self._tally = tally or Tally()
+        self._costs = costs or ReferenceProfile()
         self._sink = sink
         self._index = index
         self._policies = policies
@@ -165,7 +179,7 @@ class Observer:
         self._sink.record(
             Decision(
                 decision_id=attempt.decision_id,
-                created_at=self._clock.now(),
+                created_at=made_at(attempt.decision_id),
                 tenant=attempt.tenant(),
                 namespace=stored.namespace if stored else "",
                 model=stored.model if stored else "",
@@ -176,7 +190,7 @@ class Observer:
                 parent_id=attempt.parent_id,
                 root_id=root_id,
                 key_id=caller.principal.key_id,
-                trace_id=caller.trace_id or attempt.decision_id.hex,
+                trace_id=caller.trace_id,
                 policy_version=attempt.active.label,
                 entry_id=stored.entry_id if stored else None,
                 state_id=grant.state_id if grant else None,
@@ -196,6 +210,14 @@ class Observer:
                         **attempt.inputs,
                     }
                 ),
+                action=_action(attempt, outcome).value,
+                backend=attempt.backend(),
+                tier=stored.tier if stored else None,
+                target=_target(attempt),
+                durability=durability_of(attempt.active.policy, attempt.kind).value,
+                matched_tokens=grant.matched_tokens if grant else None,
+                predicted_us=attempt.predicted_us(),
+                recompute_us=self._costs.recompute_us(grant.matched_tokens) if grant else None,
             )
         )
 
@@ -224,6 +246,9 @@ class Observer:
         reason: str | None = None,
     ) -> None:
         self._tally.executed(attempt.kind, reason or status.value, transfer, bytes_transferred)
+        observed_us = self._clock.monotonic_us() - attempt.caller.started_us
+        tokens = attempt.grant.matched_tokens if attempt.grant else None
+        recompute_us = None if tokens is None else self._costs.recompute_us(tokens)
         self._sink.record_outcome(
             Outcome(
                 outcome_id=self._ids.uuid7(),
@@ -232,12 +257,40 @@ class Observer:
                 tenant=attempt.tenant(),
                 status=status,
                 fallback_reason=reason,
-                observed_us=self._clock.monotonic_us() - attempt.caller.started_us,
+                observed_us=observed_us,
                 bytes_transferred=bytes_transferred,
                 physical=physical,
                 detail=_json({"v": INPUTS_VERSION, **detail}),
+                model=attempt.stored.model if attempt.stored else None,
+                kind=attempt.kind.value,
+                backend=attempt.backend(),
+                policy_version=attempt.active.label,
+                tokens=tokens if physical else None,
+                predicted_us=attempt.predicted_us(),
+                recompute_us=recompute_us,
+                # Bytes that are not there spare nobody anything.
+                gain_us=recompute_us - observed_us if physical and recompute_us else None,
             )
         )
+
+
+_ACTIONS: Final = {
+    DecisionOutcome.ESTIMATED: Action.TRANSFER,
+    DecisionOutcome.MATERIALIZED: Action.TRANSFER,
+    DecisionOutcome.TRANSFERRED: Action.TRANSFER,
+    DecisionOutcome.ACKNOWLEDGED: Action.REGISTER,
+}
+
+
+def _action(attempt: Attempt, outcome: DecisionOutcome) -> Action:
+    """What comes of it: where nothing was executed, the state that it fell back to says so."""
+    recomputed = LifecycleState.RECOMPUTED in attempt.steps
+    return _ACTIONS.get(outcome, Action.RECOMPUTE if recomputed else Action.SKIP)
+
+
+def _target(attempt: Attempt) -> str | None:
+    found = attempt.inputs.get("target_engine_id") or attempt.inputs.get("target_worker")
+    return None if found is None else str(found)
 
 
 def _ended(

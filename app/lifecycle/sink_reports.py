@@ -39,9 +39,9 @@ class OutcomeSink(Protocol):
     @property
     def recorded(self) -> int: ...
 
-    def record_outcome(self, outcome: Outcome) -> None: ...
+    def record_outcome(self, outcome: Outcome) -> bool: ...
 
-    async def wait_flushed(self, seq: int, *, wait_s: float) -> bool: ...
+    async def wait_committed(self, seq: int, *, wait_s: float) -> bool: ...
 
 
 class SinkReports:
@@ -134,7 +134,7 @@ class SinkReports:
                 ).decode(),
             )
         )
-        if not await self._outcomes.wait_flushed(self._outcomes.recorded, wait_s=_FLUSH_S):
+        if not await self._outcomes.wait_committed(self._outcomes.recorded, wait_s=_FLUSH_S):
             raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "the outcome could not be stored yet")
         return "matched"
 

@@ -111,6 +111,10 @@ class BackendOverlay(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 Overlays = Annotated[dict[Name, BackendOverlay], Meta(max_length=64)]
+HistoryDurability = dict[
+    Literal["lookup", "estimate", "materialize", "prefetch", "store"],
+    Literal["group", "spooled"],
+]
 
 
 class ExecutionPolicy(
@@ -130,6 +134,8 @@ class ExecutionPolicy(
     tenant_namespace_policy: TenantNamespacePolicy
     quota_admission_policy: QuotaAdmissionPolicy
     backend_overlays: Overlays = {}
+    # By kind of decision; see app.decisions.record.Durability.
+    history_durability: HistoryDurability = {}
 
     @cached_property
     def content_sha256(self) -> str:

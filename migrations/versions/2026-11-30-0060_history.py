@@ -43,7 +43,7 @@ REPLACED = {
     "ix_decision_root_id": ("decision", "root_id", ""),
     "ix_decision_decision_id": ("decision", "decision_id", ""),
 }
-DECISION_COLUMNS = {
+DECISION_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "action": sa.Text(),
     "backend": sa.Text(),
     "tier": sa.Text(),
@@ -55,7 +55,7 @@ DECISION_COLUMNS = {
     "predicted_us": sa.BigInteger(),
     "recompute_us": sa.BigInteger(),
 }
-OUTCOME_COLUMNS = {
+OUTCOME_COLUMNS: dict[str, sa.types.TypeEngine[Any]] = {
     "model": sa.Text(),
     "kind": sa.Text(),
     "backend": sa.Text(),
@@ -140,7 +140,6 @@ def create_rollups() -> None:
         " $$ SELECT array_agg(coalesce(x, 0) + coalesce(y, 0) ORDER BY n)"
         " FROM unnest(a, b) WITH ORDINALITY AS t (x, y, n) $$"
     )
-    counts = {"postgresql_with": {"fillfactor": "50"}}
     op.create_table(
         "decision_rollup",
         *dimensions("outcome", "action", "reason"),
@@ -154,7 +153,7 @@ def create_rollups() -> None:
         ),
         sa.Column("latency_counts", ARRAY(sa.BigInteger()), nullable=False),
         key("decision_rollup", "outcome", "action", "reason"),
-        **counts,
+        postgresql_with={"fillfactor": "50"},
     )
     op.create_table(
         "outcome_rollup",
@@ -166,7 +165,7 @@ def create_rollups() -> None:
         *amounts("compared", "compared_observed_us"),
         sa.Column("error_counts", ARRAY(sa.BigInteger()), nullable=False),
         key("outcome_rollup", "status", "reason"),
-        **counts,
+        postgresql_with={"fillfactor": "50"},
     )
 
 

@@ -40,6 +40,8 @@ SELECT 'relation ' || relkind::text || ' ' || relname FROM pg_class
 UNION ALL SELECT 'function ' || proname FROM pg_proc WHERE pronamespace = 'public'::regnamespace
 UNION ALL SELECT 'type ' || typname FROM pg_type WHERE typnamespace = 'public'::regnamespace
 UNION ALL SELECT 'trigger ' || tgname FROM pg_trigger WHERE NOT tgisinternal
+UNION ALL SELECT 'schema ' || nspname FROM pg_namespace WHERE nspname = 'history'
+UNION ALL SELECT 'view ' || viewname FROM pg_views WHERE schemaname = 'history'
 ORDER BY 1
 """
 DEFINITIONS = """
@@ -139,7 +141,7 @@ async def test_models_and_migrations_do_not_drift(database_url: str) -> None:
 
 async def test_drift_is_seen_when_there_is_some(database: Database, database_url: str) -> None:
     async with database.write() as session:
-        await session.execute(text("ALTER TABLE decision DROP COLUMN entry_id"))
+        await session.execute(text("ALTER TABLE decision DROP COLUMN entry_id CASCADE"))
         await session.execute(text("CREATE TABLE unknown_p (id int)"))
         await session.execute(text("DROP INDEX ix_state_changed_xid"))
     kinds = sorted(difference[0] for difference in await schema_drift(database_url))

@@ -1,37 +1,35 @@
-"""What the history's tests share: rows, writers that end with their test, and a cutting proxy."""
+"""What the history's tests share: spools that end with their test, and a cutting proxy."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from sqlalchemy.engine import make_url
 
-from app.clock import SystemClock, SystemIds
 from app.db.connect import normalise_url
 from app.db.session import Database
-from app.decisions.writer import DecisionWriter, WriterLimits
 from tests.decisions.cutting_proxy import CuttingProxy
+from tests.decisions.spooled import Spooled
 
-WriterFactory = Callable[..., DecisionWriter]
+MakeSpooled = Callable[..., Spooled]
 
 
 @pytest.fixture
-async def make_writer() -> AsyncIterator[WriterFactory]:
-    """Make writers that retry fast and flush only when asked; they are ended after the test."""
-    made: list[DecisionWriter] = []
+async def make_spooled(tmp_path: Path) -> AsyncIterator[MakeSpooled]:
+    """Make spools with copiers that retry fast and store only when asked."""
+    made: list[Spooled] = []
 
-    def make(database: Database, **limits: Any) -> DecisionWriter:
-        quick = {"flush_interval_s": 30.0, "retry_first_s": 0.001, "retry_max_s": 0.005}
-        writer = DecisionWriter(
-            database, SystemIds(), SystemClock(), limits=WriterLimits(**(quick | limits))
-        )
-        made.append(writer)
-        return writer
+    def make(database: Database, **limits: Any) -> Spooled:
+        spooled = Spooled(database, tmp_path / f"spool-{len(made)}", **limits)
+        made.append(spooled)
+        return spooled
 
     yield make
-    for writer in made:
-        await writer.drain(0.01)
+    for spooled in made:
+        spooled.spool.close()
+        await spooled.kill()
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from uuid import UUID
 from sqlalchemy import select
 
 from app.clock import SystemIds
-from app.db.copy_text import line
-from app.db.session import Database
+from app.db.session import Database, WriteSession
+from app.decisions.copier.repository import add_rollups, copy_rows
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
 from app.decisions.record import (
     Decision,
@@ -18,6 +18,7 @@ from app.decisions.record import (
     Outcome,
     OutcomeStatus,
 )
+from app.decisions.rollups import fold
 
 IDS = SystemIds()
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -94,12 +95,27 @@ async def stored_numbers(database: Database) -> list[int]:
     )
 
 
-async def store(database: Database, decisions: Sequence[Decision]) -> None:
-    """Put decisions into the database without a writer."""
-    writer_id = IDS.uuid7()
-    columns = (*Decision._fields, "writer_id", "writer_seq")
-    lines = [line((*row, writer_id, seq)) for seq, row in enumerate(decisions, 1)]
-    await database.copy_lines("decision", columns, lines)
+async def store(
+    database: Database, decisions: Sequence[Decision], outcomes: Sequence[Outcome] = ()
+) -> None:
+    """Put rows into the database without a writer, with what they add to the sums."""
+    async with database.write() as session:
+        await store_in(session, decisions, outcomes)
+
+
+async def store_in(
+    session: WriteSession,
+    decisions: Sequence[Decision],
+    outcomes: Sequence[Outcome] = (),
+    *,
+    sums: bool = True,
+) -> None:
+    """`store` in a transaction of the caller's. Without sums, several such can be open at once."""
+    numbered = list(enumerate(decisions, 1))
+    told = list(enumerate(outcomes, 1 + len(decisions)))
+    await copy_rows(session, IDS.uuid7(), numbered, told)
+    if sums:
+        await add_rollups(session, fold(decisions, outcomes))
 
 
 async def _stored(database: Database, column: Any, order: Any) -> list[Any]:

@@ -2,37 +2,20 @@
 
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
-from types import SimpleNamespace
 from typing import Any
 from uuid import UUID, uuid4
 
 import httpx
 import pytest
-from fastapi import FastAPI
 
-from app.api.decisions import decisions_router
-from app.control.keys import Principal, Scope
-from app.db.copy_text import line
+from app.control.keys import Scope
 from app.db.session import Database
-from app.decisions.record import OUTCOME_COLUMNS, Decision, DecisionKind, DecisionOutcome
-from app.problem import MEDIA_TYPE, install_handlers
+from app.decisions.record import Decision, DecisionKind, DecisionOutcome
+from tests.decisions.answering import FixedAccess, application, client_of, refusal
 from tests.decisions.rows import a_decision, an_outcome, id_at, store
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 LIST = "/v1/decisions"
-
-
-class FixedAccess:
-    """Lets everybody in as `principal`."""
-
-    def __init__(self) -> None:
-        self.principal = Principal("key", frozenset({Scope.DECISIONS_READ}), None)
-
-    def of_tenants(self, *tenants: str) -> None:
-        self.principal = Principal("key", frozenset({Scope.DECISIONS_READ}), frozenset(tenants))
-
-    async def authenticate(self, _scope: Any) -> Principal:
-        return self.principal
 
 
 @pytest.fixture
@@ -42,12 +25,7 @@ def access() -> FixedAccess:
 
 @pytest.fixture
 async def client(database: Database, access: FixedAccess) -> AsyncIterator[httpx.AsyncClient]:
-    app = FastAPI()
-    install_handlers(app)
-    app.include_router(decisions_router())
-    app.state.services = SimpleNamespace(database=database, access=access)
-    transport = httpx.ASGITransport(app)
-    async with httpx.AsyncClient(transport=transport, base_url="http://service") as client:
+    async with client_of(application(database, access)) as client:
         yield client
 
 
@@ -73,21 +51,15 @@ async def walk(client: httpx.AsyncClient, page_size: int, **params: str) -> list
         cursor = {"cursor": page["next_cursor"]}
 
 
-def refusal(answer: httpx.Response) -> tuple[int, str]:
-    assert answer.headers["content-type"] == MEDIA_TYPE
-    return answer.status_code, answer.json()["code"]
-
-
 def at(seconds_ago: float, number: int = 1, **changes: Any) -> Decision:
-    created_at = NOW - timedelta(seconds=seconds_ago)
-    decision_id = id_at(created_at, number)
-    return a_decision(decision_id=decision_id, **({"created_at": created_at} | changes))
+    decision_id = id_at(NOW - timedelta(seconds=seconds_ago), number)
+    return a_decision(decision_id=decision_id, **changes)
 
 
 async def test_the_pages_are_the_whole_set_newest_first_also_where_times_are_equal(
     client: httpx.AsyncClient, database: Database
 ) -> None:
-    rows = [at(seconds, number) for seconds in (0, 5, 5.000001, 90_000) for number in range(1, 8)]
+    rows = [at(seconds, number) for seconds in (0, 5, 5.001, 90_000) for number in range(1, 8)]
     await store(database, rows)
     expected = [
         str(row.decision_id)
@@ -100,23 +72,29 @@ async def test_the_pages_are_the_whole_set_newest_first_also_where_times_are_equ
 async def test_every_filter_alone_and_all_together(
     client: httpx.AsyncClient, database: Database
 ) -> None:
-    base = at(50, 1)
-    other = {
-        "tenant": at(40, 2, tenant="globex"),
-        "namespace": at(30, 3, namespace="other"),
-        "model": at(20, 4, model="m-70b"),
-        "kind": at(10, 5, kind=DecisionKind.ESTIMATE, outcome=DecisionOutcome.ESTIMATED),
+    others = {
+        "tenant": {"tenant": "globex"},
+        "namespace": {"namespace": "other"},
+        "model": {"model": "m-70b"},
+        "kind": {"kind": DecisionKind.ESTIMATE},
+        "outcome": {"outcome": DecisionOutcome.MISS},
+        "action": {"action": "transfer"},
+        "backend": {"backend": "baseline"},
+        "tier": {"tier": "host_dram"},
+        "reason": {"fallback_reason": "cache_miss"},
+        "policy_version": {"policy_version": "default@2"},
+        "trace_id": {"trace_id": "f" * 32},
     }
-    other["outcome"] = at(5, 6, outcome=DecisionOutcome.MISS)
-    await store(database, [base, *other.values()])
-    for name, row in other.items():
-        value = getattr(row, name)
-        same = [str(r.decision_id) for r in other.values() if getattr(r, name) == value]
-        assert await ids_of(client, **{name: value}) == same[::-1]
-    together = {
-        name: getattr(base, name) for name in ("tenant", "namespace", "model", "kind", "outcome")
-    }
-    assert await ids_of(client, **together) == [str(base.decision_id)]
+    rows = {name: at(5 + n, n, **change) for n, (name, change) in enumerate(others.items(), 1)}
+    everything = {name: value for change in others.values() for name, value in change.items()}
+    whole = at(50, 77, **everything)
+    await store(database, [at(60, 99), whole, *rows.values()])
+    for name, change in others.items():
+        (value,) = change.values()
+        found = await ids_of(client, **{name: value})
+        assert found == [str(rows[name].decision_id), str(whole.decision_id)], name
+    together = {name: next(iter(change.values())) for name, change in others.items()}
+    assert await ids_of(client, **together) == [str(whole.decision_id)]
 
 
 async def test_from_is_inclusive_and_to_is_exclusive(
@@ -186,14 +164,12 @@ async def test_a_decision_shows_its_whole_chain_and_all_outcomes_oldest_first(
         parent_id=materialize.decision_id, **follow,
     )  # fmt: skip
     stranger = at(250)
-    await store(database, [replay, materialize, stranger, estimate, root])
     outcomes = [
         an_outcome(materialize, created_at=NOW),
         an_outcome(estimate, created_at=NOW - timedelta(seconds=50), physical=True),
         an_outcome(stranger),
     ]
-    lines = [line((*row, uuid4(), 1)) for row in outcomes]
-    await database.copy_lines("decision_outcome", OUTCOME_COLUMNS, lines)
+    await store(database, [replay, materialize, stranger, estimate, root], outcomes)
     chain = [str(row.decision_id) for row in (root, estimate, materialize, replay)]
     for decision_id in chain:
         detail = (await client.get(f"{LIST}/{decision_id}")).json()
@@ -253,7 +229,7 @@ async def test_a_key_without_tenants_sees_nothing(
 
 
 async def test_the_scope_is_required(client: httpx.AsyncClient, access: FixedAccess) -> None:
-    access.principal = Principal("key", frozenset({Scope.BRIDGE, Scope.STATES_READ}), None)
+    access.having(Scope.BRIDGE, Scope.STATES_READ, Scope.DECISIONS_WRITE)
     assert refusal(await client.get(LIST)) == (403, "forbidden")
     assert refusal(await client.get(f"{LIST}/{uuid4()}")) == (403, "forbidden")
 
@@ -310,8 +286,8 @@ async def test_an_id_that_no_decision_can_have_is_not_found(
     assert refusal(await client.get(f"{LIST}/{decision_id}")) == (404, "not_found")
 
 
-async def test_what_is_no_id_is_refused(client: httpx.AsyncClient) -> None:
-    assert refusal(await client.get(f"{LIST}/latest")) == (400, "invalid_field")
+async def test_what_is_no_id_is_not_found(client: httpx.AsyncClient) -> None:
+    assert refusal(await client.get(f"{LIST}/latest")) == (404, "not_found")
 
 
 async def test_without_postgres_the_history_is_unavailable(client: httpx.AsyncClient) -> None:
@@ -326,7 +302,8 @@ async def test_the_routes_declare_their_answers(client: httpx.AsyncClient) -> No
     document = (await client.get("/openapi.json")).json()
     listed = document["paths"][LIST]["get"]
     assert {parameter["name"] for parameter in listed["parameters"]} == {
-        "tenant", "namespace", "model", "kind", "outcome", "from", "to", "page_size", "cursor",
+        "tenant", "namespace", "model", "kind", "outcome", "action", "backend", "tier", "reason",
+        "policy_version", "trace_id", "from", "to", "page_size", "cursor",
     }  # fmt: skip
     assert set(listed["responses"]) >= {"200", "400", "401", "403", "503"}
     single = document["paths"][f"{LIST}/{{decision_id}}"]["get"]

@@ -87,8 +87,8 @@ class InProcess:
 
     async def decisions(self, **filters: str) -> list[dict[str, Any]]:
         """Newest first, once everything recorded so far is stored."""
-        writer = self.services.writer
-        assert await writer.wait_flushed(writer.recorded, wait_s=WAIT_S)
+        spool = self.services.spool
+        assert await spool.wait_committed(spool.recorded, wait_s=WAIT_S)
         answer = await self.client.get("/v1/decisions", params=filters)
         items: list[dict[str, Any]] = answer.raise_for_status().json()["items"]
         return items

@@ -164,7 +164,7 @@ def with_backend(process, backend):
     """The slice with another backend, put in the place of the service's own."""
     services = process.services
     observer = Observer(
-        services.writer,
+        services.spool,
         services.policy_provider,
         services.index,
         clock=process.clock,

@@ -48,7 +48,7 @@ async def test_postgres_goes_and_comes_back(gated, gate):
         + [("estimate", "unavailable"), ("materialize", "unavailable")]
         + [("materialize", "acknowledged")]
     )
-    assert gated.services.writer.lost_rows == 0
+    assert gated.services.spool.lost_rows == 0
 
 
 async def test_a_registration_during_an_outage_can_be_repeated(gated, gate):

@@ -25,7 +25,7 @@ READS_CLOCK_OR_CHANCE = {
     "app/clock.py": "the one place that reads them",
 }
 STATEMENTS = frozenset({"delete", "insert", "select", "text", "update"})
-WRITES_SQL = re.compile(r"app/(db/.*|\w+/(repository|partitions)\.py)|migrations/.*")
+WRITES_SQL = re.compile(r"app/(db/.*|(\w+/)+((\w+_)?repository|partitions)\.py)|migrations/.*")
 # Upper case, as all our SQL is: in lower case these are words of prose.
 SQL_TEXT = re.compile(
     r"\s*(SELECT\s|INSERT\s+INTO\s|UPDATE\s+\S+\s+SET\s|DELETE\s+FROM\s"

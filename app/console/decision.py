@@ -1,0 +1,223 @@
+"""One decision: why it was answered so, its eight steps, its candidates, and what came of it."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+from sqlalchemy import Row
+from starlette.responses import Response
+
+from app.console.reasons import AFTERWARDS, ENDINGS, Said, said
+from app.console.rendering import page
+from app.console.visit import Visit
+from app.console.words import amount, duration, exact, plain, version
+from app.contract.transitions import LifecycleState
+from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
+from app.decisions.repository import DecisionHistory, DecisionRepository
+
+_S: Final = LifecycleState
+_FALLEN: Final = frozenset({_S.RECOMPUTED.value, _S.SKIPPED.value})
+# Step, the states of a path that say that it was taken, and what it does.
+_STEPS: Final[tuple[tuple[str, frozenset[str], str], ...]] = (
+    ("Describe", frozenset({_S.DESCRIBED.value}), "what is asked for"),
+    ("Match", frozenset({_S.MATCHED.value}), "states that begin as the request does"),
+    ("Validate", frozenset({_S.VALIDATED.value}), "whether they are safe to reuse"),
+    ("Plan", frozenset({_S.PLANNED.value}), "from where, by what, at which cost"),
+    ("Reserve", frozenset({_S.RESERVED.value}), "the option, so that nobody uses it twice"),
+    ("Execute", frozenset({_S.MATERIALIZED.value}), "bring the bytes"),
+    ("Commit or fall back", _FALLEN | {_S.MATERIALIZED.value}, "hand over, or compute again"),
+    ("Observe", frozenset({_S.OBSERVED.value}), "what really happened"),
+)
+_WITHOUT_STATE: Final = frozenset(
+    {
+        DecisionOutcome.MISS, DecisionOutcome.UNKNOWN, DecisionOutcome.EXCLUDED,
+        DecisionOutcome.REJECTED, DecisionOutcome.UNAVAILABLE,
+    }
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One of the eight. `state` is `done`, `earlier`, `later`, `fell_back` or `not_reached`."""
+
+    name: str
+    does: str
+    state: str
+    note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """What could have been used, and why it was not; `lost` is None for what was chosen."""
+
+    name: str
+    what: str
+    lost: str | None
+    reason: Said | None
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Why:
+    """The answer to "why did this request recompute": a question, and sentences."""
+
+    question: str
+    sentences: Sequence[str]
+    do: str
+
+
+async def decision_page(visit: Visit) -> Response:
+    """Raises NOT_FOUND, also for a decision of another tenant."""
+    decision_id = visit.request.path_params["decision_id"]
+    async with visit.services.database.read() as session:
+        found = await DecisionRepository(session).history(
+            decision_id, tenants=visit.principal.tenants
+        )
+    decision = found.decision
+    return page(
+        visit,
+        "decision.html",
+        one=decision,
+        found=found,
+        why=why(found),
+        steps=steps(found),
+        candidates=candidates(decision),
+        afterwards={status.value: text for status, text in AFTERWARDS.items()},
+        said=said,
+    )
+
+
+def why(found: DecisionHistory) -> Why:
+    """In plain words how this ended. The chain's later failure explains an earlier hit, too."""
+    one = found.decision
+    told = [f"{ENDINGS[DecisionOutcome(one.outcome)]}"]
+    explained = said(one.fallback_reason) if one.fallback_reason else None
+    if explained is not None:
+        told.append(explained.what)
+    if one.kind == DecisionKind.LOOKUP and one.excluded:
+        told.append(_best_excluded(one))
+    recomputed = one.outcome in _WITHOUT_STATE
+    do = explained.do if explained is not None else ""
+    for later in _failed_later(found):
+        recomputed, reason = True, said(later.fallback_reason)
+        told.append(f"A later {later.kind} of the same chain ended {plain(later.outcome)}:"
+                    f" {reason.what}")  # fmt: skip
+        do = do or reason.do
+    ends = [row.status for row in found.outcomes]
+    told += [AFTERWARDS[OutcomeStatus(status)] for status in dict.fromkeys(ends)]
+    if recomputed:
+        question = "Why did this request recompute?"
+    elif one.kind in (DecisionKind.PREFETCH, DecisionKind.STORE):
+        question = "Why was this state moved?"
+    else:
+        question = "Why was state reused?"
+        told.append(_gain(found))
+    return Why(question, [text for text in told if text], do)
+
+
+def steps(found: DecisionHistory) -> list[Step]:
+    """The eight steps of the chain, as seen from this decision."""
+    one = found.decision
+    before = {name for row in found.chain if row.created_at < one.created_at for name in row.path}
+    after = {name for row in found.chain if row.created_at > one.created_at for name in row.path}
+    # Of what the engine takes by itself, nothing is executed and nothing is lost.
+    fell = bool(_FALLEN & set(one.path)) and one.outcome in _WITHOUT_STATE
+    listed = []
+    for name, states, does in _STEPS:
+        if states & set(one.path):
+            state = "fell_back" if fell and states & _FALLEN else "done"
+        elif states & before and name != "Observe":
+            state = "earlier"
+        else:
+            state = "later" if states & after else "not_reached"
+        listed.append(Step(name, does, state, _note(name, one) if states & set(one.path) else ""))
+    return listed
+
+
+def candidates(one: Row[Any]) -> list[Candidate]:
+    """The chosen one first; then, longest match first as they were looked at, those that lost."""
+    listed = []
+    match = one.match or {}
+    if one.entry_id is not None:
+        what = f"{plain(match['classification'])} match, " if "classification" in match else ""
+        tokens = one.matched_tokens
+        listed.append(
+            Candidate(
+                one.entry_id,
+                f"{what}{exact(tokens)} tokens" if tokens is not None else what or "the state",
+                None,
+                None,
+                f"in {plain(one.tier)}" if one.tier else "",
+            )
+        )
+    for lost in one.excluded or ():
+        reason = str(lost["reason"])
+        if "registration" in lost:
+            name, what, detail = lost["registration"], "backend", lost.get("detail", "")
+        else:
+            name = lost["entry_id"]
+            what = f"{plain(lost['classification'])} match, {exact(lost['matched_tokens'])} tokens"
+            detail = f"differs in {lost['field']}" if lost.get("field") else ""
+        listed.append(Candidate(name, what, plain(reason), said(reason), detail))
+    return listed
+
+
+def _best_excluded(one: Row[Any]) -> str:
+    best = one.excluded[0]
+    reason = said(str(best["reason"]))
+    where = f" (in `{best['field']}`)" if best.get("field") else ""
+    others = f" {len(one.excluded) - 1} more were ruled out as well." if one.excluded[1:] else ""
+    if one.outcome == DecisionOutcome.HIT:
+        return f"{len(one.excluded)} longer or equal matches were ruled out first."
+    said_already = one.fallback_reason == best["reason"]
+    what = "" if said_already else f" {reason.what}"
+    return (
+        f"The longest match was {best['entry_id']} with {exact(best['matched_tokens'])} tokens;"
+        f" it was ruled out{where}.{what}{others}"
+    )
+
+
+def _failed_later(found: DecisionHistory) -> list[Row[Any]]:
+    one = found.decision
+    return [
+        row
+        for row in found.chain
+        if row.created_at > one.created_at and row.outcome in _WITHOUT_STATE and row.fallback_reason
+    ]
+
+
+def _gain(found: DecisionHistory) -> str:
+    gains = [row.gain_us for row in found.outcomes if row.gain_us is not None]
+    if not gains:
+        return ""
+    gain_us = sum(gains)
+    if gain_us < 0:
+        return f"It took {duration(-gain_us)} longer than computing again would have."
+    return f"That saved {duration(gain_us)} of computing."
+
+
+def _note(step: str, one: Row[Any]) -> str:
+    fallen = _FALLEN & set(one.path)
+    fell = fallen and one.outcome in _WITHOUT_STATE
+    asked = f"{exact(one.query_tokens)} tokens of " if one.query_tokens else ""
+    seen = (one.match or {}).get("candidates")
+    looked = "" if seen is None else f"{exact(seen)} candidates, "
+    notes = {
+        "Describe": f"{asked}{one.model or 'no model'} for {one.tenant}",
+        "Match": f"{looked}{exact(one.matched_tokens)} tokens matched",
+        "Validate": f"{len(one.excluded or ())} ruled out",
+        "Plan": _costs(one),
+        "Execute": f"by {plain(one.backend)}" if one.backend else "",
+        "Commit or fall back": plain(next(iter(fallen))) if fell else "handed over",
+        "Observe": f"answered in {duration(one.latency_us)} under {version(one.policy_version)}",
+    }
+    return notes.get(step, "")
+
+
+def _costs(one: Row[Any]) -> str:
+    estimate = one.estimate or {}
+    size = estimate.get("payload_bytes")
+    moved = f" for {amount(size)}" if size is not None else ""
+    predicted = "" if one.predicted_us is None else f"{duration(one.predicted_us)} to bring it"
+    again = "" if one.recompute_us is None else f", {duration(one.recompute_us)} to compute it"
+    return f"{predicted}{moved}{again}"

@@ -1,0 +1,1 @@
+"""The copier: brings what processes spooled to Postgres, in batches, each row exactly once."""

@@ -1,0 +1,242 @@
+"""Copies what writers spooled into Postgres: each batch, how far it goes, and its sums at once.
+
+One transaction stores a batch's rows, the number that it goes through, its gaps, and what the
+rollups grow by. So the number says exactly which rows are stored: after a crash, or a connection
+that broke behind a COMMIT, it is read again, and copying goes on behind it. Rows that Postgres
+refuses for what they hold are found by halving, and become gaps.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+from uuid import UUID
+
+import asyncpg
+import structlog
+
+from app.clock import Clock, IdSource
+from app.db.session import Database, NoPartitionError, WriteSession
+from app.decisions.copier.repository import (
+    Gap,
+    add_gaps,
+    add_rollups,
+    advance,
+    committed_through,
+    copy_rows,
+)
+from app.decisions.copier.tail import Entry, Tail
+from app.decisions.partitions import ensure_day
+from app.decisions.record import Decision, Outcome
+from app.decisions.rollups import fold
+from app.decisions.spool.control import Control
+from app.errors import NexusError
+
+log = structlog.get_logger(__name__)
+
+REFUSED: Final = "refused"
+DUPLICATE: Final = "duplicate"
+# SQLSTATE classes that blame the row: data exception, integrity violation, program limit.
+_ROW_FAULT_CLASSES: Final = ("22", "23", "54")
+# What Postgres, or the line that is made for it, says of a value.
+_ROW_FAULTS: Final = (asyncpg.PostgresError, TypeError, ValueError, OverflowError, AttributeError)
+_IDLE_S: Final = 0.01
+_LOOK_S: Final = 0.2
+_US_PER_S: Final = 1_000_000
+
+
+class OvertakenError(Exception):
+    """Another copier has stored rows of this writer meanwhile."""
+
+
+@dataclass(frozen=True, slots=True)
+class CopierLimits:
+    """A batch is stored when it is full, or its first row has waited for the interval."""
+
+    batch_rows: int = 2_000
+    batch_bytes: int = 8 * 1024 * 1024
+    flush_interval_s: float = 0.2
+    retry_first_s: float = 0.05
+    retry_max_s: float = 5.0
+
+
+class Copier:
+    """Of one spool directory, whose lock its caller has."""
+
+    def __init__(
+        self,
+        database: Database,
+        directory: Path,
+        clock: Clock,
+        ids: IdSource,
+        *,
+        limits: CopierLimits | None = None,
+        observe_flush_s: Callable[[float], object] = lambda _: None,
+    ) -> None:
+        self._database = database
+        self._directory = directory
+        self._clock = clock
+        self._ids = ids
+        self._limits = limits or CopierLimits()
+        self._observe_flush_s = observe_flush_s
+        self._tails: dict[str, Tail] = {}
+        self._waiting_since_us: dict[str, int] = {}
+        self._looked_us = -_US_PER_S
+        self._draining = False
+        self.copied = 0
+
+    async def run(self) -> None:
+        """Copies until it is cancelled, or `drain` was called and nothing is left."""
+        retry_s = self._limits.retry_first_s
+        while True:
+            try:
+                stored = await self._round()
+            except Exception as error:  # noqa: BLE001 - a copier that dies leaves all that follows
+                log.warning(
+                    "decisions_not_copied",
+                    error=type(error).__name__,
+                    cause=error.internal if isinstance(error, NexusError) else str(error)[:200],
+                    retry_s=retry_s,
+                )
+                await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
+                retry_s = min(2 * retry_s, self._limits.retry_max_s)
+                # What is stored is not known for sure: it is read again.
+                self._forget()
+                continue
+            retry_s = self._limits.retry_first_s
+            if not stored:
+                if self._draining and not any(tail.waiting for tail in self._tails.values()):
+                    return
+                await asyncio.sleep(_IDLE_S)
+
+    def drain(self) -> None:
+        """Store what is there without waiting for more, and end."""
+        self._draining = True
+
+    def close(self) -> None:
+        self._forget()
+
+    def _forget(self) -> None:
+        for tail in self._tails.values():
+            tail.close()
+        self._tails.clear()
+        self._waiting_since_us.clear()
+        self._looked_us = -_US_PER_S
+
+    async def _round(self) -> int:
+        """Read and store what there is; returns how many rows and gaps were stored."""
+        now_us = self._clock.monotonic_us()
+        if now_us - self._looked_us >= _LOOK_S * _US_PER_S or self._draining:
+            await self._look()
+            self._looked_us = now_us
+        stored = 0
+        for name, tail in list(self._tails.items()):
+            tail.read(most_entries=self._limits.batch_rows, most_bytes=self._limits.batch_bytes)
+            if tail.waiting and self._is_due(name, tail):
+                entries = tail.batch(self._limits.batch_rows)
+                await self._store(tail, entries)
+                self._waiting_since_us.pop(name, None)
+                stored += len(entries)
+            if tail.finished:
+                del self._tails[name]
+                tail.remove()
+            else:
+                tail.control.well_at_us = self._clock.now_us()
+        return stored
+
+    def _is_due(self, name: str, tail: Tail) -> bool:
+        now_us = self._clock.monotonic_us()
+        since_us = self._waiting_since_us.setdefault(name, now_us)
+        return (
+            self._draining
+            or tail.wanted
+            or tail.waiting >= self._limits.batch_rows
+            or now_us - since_us >= self._limits.flush_interval_s * _US_PER_S
+        )
+
+    async def _look(self) -> None:
+        """Find the writers' directories, and how far Postgres has each; and that it answers."""
+        names = {path.parent.name for path in self._directory.glob("*/control")}
+        new = sorted(names - self._tails.keys())
+        async with self._database.read() as session:
+            # Asked also where nothing is new: that is how it is known to be well.
+            through = {name: await committed_through(session, UUID(name)) for name in new}
+            if not new:
+                await committed_through(session, UUID(int=0))
+        for name in new:
+            directory = self._directory / name
+            with suppress(FileNotFoundError):
+                self._tails[name] = Tail(directory, Control(directory, writer=False), through[name])
+
+    # ---- one batch
+
+    async def _store(self, tail: Tail, entries: Sequence[Entry]) -> None:
+        """Raises NexusError when unavailable, OvertakenError."""
+        began_us = self._clock.monotonic_us()
+        try:
+            await self._transact(tail, entries)
+        except NoPartitionError:
+            for day in {one.row.created_at.date() for one in entries if one.row is not None}:
+                await ensure_day(self._database, day)
+            await self._transact_or_halve(tail, entries)
+        except _ROW_FAULTS as error:
+            await self._halve(tail, entries, error)
+        self._observe_flush_s((self._clock.monotonic_us() - began_us) / _US_PER_S)
+
+    async def _transact_or_halve(self, tail: Tail, entries: Sequence[Entry]) -> None:
+        try:
+            await self._transact(tail, entries)
+        except _ROW_FAULTS as error:
+            await self._halve(tail, entries, error)
+
+    async def _halve(self, tail: Tail, entries: Sequence[Entry], error: Exception) -> None:
+        """Find the rows that are to blame, and go on without them. Raises what blames no row."""
+        state = getattr(error, "sqlstate", None) or ""
+        if isinstance(error, asyncpg.PostgresError) and state[:2] not in _ROW_FAULT_CLASSES:
+            raise error
+        if len(entries) > 1:
+            middle = len(entries) // 2
+            await self._transact_or_halve(tail, entries[:middle])
+            await self._transact_or_halve(tail, entries[middle:])
+            return
+        (one,) = entries
+        duplicate = isinstance(error, asyncpg.UniqueViolationError)
+        if not duplicate:
+            # Without the message, which may quote what the row holds.
+            log.error(
+                "decision_row_refused",
+                writer_seq=one.first_seq,
+                error=type(error).__name__,
+                sqlstate=state,
+            )
+        reason = DUPLICATE if duplicate else REFUSED
+        await self._transact(tail, [one._replace(row=None, reason=reason)])
+
+    async def _transact(self, tail: Tail, entries: Sequence[Entry]) -> None:
+        through = entries[-1].last_seq
+        decisions = [(one.first_seq, one.row) for one in entries if isinstance(one.row, Decision)]
+        outcomes = [(one.first_seq, one.row) for one in entries if isinstance(one.row, Outcome)]
+        increments = fold((row for _, row in decisions), (row for _, row in outcomes))
+        gaps = [Gap(one.first_seq, one.last_seq, one.reason) for one in entries if one.row is None]
+        async with self._database.write() as session:
+            await self._advance(session, tail, through)
+            await copy_rows(session, tail.writer_id, decisions, outcomes)
+            await add_gaps(session, tail.writer_id, gaps, self._clock.now())
+            # Last, as others wait for these rows until this commits.
+            await add_rollups(session, increments)
+        tail.settle(through)
+        self.copied += len(decisions) + len(outcomes)
+        for gap in gaps:
+            if gap.reason != DUPLICATE:
+                log.error("decision_gap", writer_id=str(tail.writer_id), **gap._asdict())
+
+    async def _advance(self, session: WriteSession, tail: Tail, through: int) -> None:
+        now = self._clock.now()
+        if not await advance(session, tail.writer_id, tail.committed, through, now):
+            raise OvertakenError(f"writer {tail.writer_id} is not at {tail.committed} any more")
+
+    def _jitter(self) -> float:
+        """A fraction from an id's random bits, so that replicas do not retry in step."""
+        return (self._ids.uuid7().int & 0xFFFF) / 0x10000

@@ -1,0 +1,170 @@
+"""Follows one writer's segments: what is in them beyond what is stored, in order and with gaps."""
+
+import shutil
+from collections import deque
+from pathlib import Path
+from typing import Final, NamedTuple
+from uuid import UUID
+
+import structlog
+
+from app.decisions.record import Decision, Outcome
+from app.decisions.rows import decode_row
+from app.decisions.spool.control import Control
+from app.decisions.spool.frames import Frame
+from app.decisions.spool.segment import SegmentError, SegmentReader, segment_numbers, segment_path
+
+log = structlog.get_logger(__name__)
+
+# Why a number has no row.
+NO_ROOM: Final = "no_room"
+TORN: Final = "torn"
+UNREADABLE: Final = "unreadable"
+
+
+class Entry(NamedTuple):
+    """Numbers in order: one with its row, or some without, and why."""
+
+    first_seq: int
+    last_seq: int
+    row: Decision | Outcome | None
+    reason: str = ""
+
+
+class Tail:
+    """One writer's directory. `committed`: through which number Postgres has everything."""
+
+    def __init__(self, directory: Path, control: Control, committed: int) -> None:
+        self.directory = directory
+        self.writer_id = UUID(directory.name)
+        self.control = control
+        self.committed = committed
+        self._readers: deque[SegmentReader] = deque()
+        # Read and not stored: numbers beyond `committed`, up to `_read`.
+        self._waiting: deque[Entry] = deque()
+        self._waiting_bytes = 0
+        self._read = committed
+        self._lives = True
+        self._torn = False
+        control.committed = committed
+
+    @property
+    def waiting(self) -> int:
+        """Entries that were read and are not stored."""
+        return len(self._waiting)
+
+    @property
+    def wanted(self) -> bool:
+        """Whether somebody waits for what is not stored yet, or nothing more will come."""
+        return not self._lives or self.control.wanted > self.committed
+
+    def read(self, *, most_entries: int, most_bytes: int) -> None:
+        """Read on, until that much waits or there is no more for now."""
+        if self._lives:
+            # Before the segments: what is in them is then all there will be.
+            self._lives = self.control.writer_lives()
+        while self.waiting < most_entries and self._waiting_bytes < most_bytes:
+            if not self._readers and not self._open_next():
+                break
+            found = self._readers[-1].next()
+            if isinstance(found, Frame):
+                self._take(found)
+            elif not self._pass_over(torn=found is not None):
+                break
+        if not self._lives and self.waiting < most_entries:
+            self._end()
+
+    def _take(self, frame: Frame) -> None:
+        if frame.seq <= self._read:
+            return
+        if frame.seq > self._read + 1:
+            reason = TORN if self._torn else NO_ROOM
+            self._waiting.append(Entry(self._read + 1, frame.seq - 1, None, reason))
+        self._torn = False
+        try:
+            entry = Entry(frame.seq, frame.seq, decode_row(frame.payload))
+        except ValueError as error:
+            log.error("spooled_row_unreadable", writer_seq=frame.seq, error=str(error)[:200])  # noqa: TRY400
+            entry = Entry(frame.seq, frame.seq, None, UNREADABLE)
+        self._waiting.append(entry)
+        self._waiting_bytes += len(frame.payload)
+        self._read = frame.seq
+
+    def _pass_over(self, *, torn: bool) -> bool:
+        """Whether to read on, at the end of what is whole in this segment."""
+        reader = self._readers[-1]
+        if not reader.ended:
+            if self._lives:
+                return False
+            if reader.skip_torn(self._read):
+                self._torn = True
+                log.warning("spool_torn", segment=reader.path.name, after_seq=self._read)
+                return True
+            if torn:
+                log.warning("spool_torn_at_its_end", segment=reader.path.name, seq=self._read)
+        return self._open_next()
+
+    def _open_next(self) -> bool:
+        """Open the segment after the last one that is open; False where there is none."""
+        after = self._readers[-1].number if self._readers else -1
+        for number in segment_numbers(self.directory):
+            if number <= after:
+                continue
+            try:
+                self._readers.append(SegmentReader(self.directory, number, self.writer_id))
+            except (SegmentError, FileNotFoundError) as error:
+                if self._lives:
+                    # It is being made.
+                    return False
+                log.error("spool_segment_refused", cause=str(error), directory=str(self.directory))  # noqa: TRY400
+                segment_path(self.directory, number).rename(
+                    self.directory / f"{number:012d}.refused"
+                )
+                continue
+            return True
+        return False
+
+    def _end(self) -> None:
+        """The writer is gone: the numbers of its last losses are in no segment."""
+        recorded = self.control.recorded
+        if recorded > self._read:
+            self._waiting.append(Entry(self._read + 1, recorded, None, NO_ROOM))
+            self._read = recorded
+
+    def batch(self, most_entries: int) -> list[Entry]:
+        """What waits longest; it stays until it is settled."""
+        return [self._waiting[at] for at in range(min(most_entries, len(self._waiting)))]
+
+    def settle(self, through: int) -> None:
+        """Postgres has everything up to this number. Segments that are stored whole are removed."""
+        self.committed = max(self.committed, through)
+        while self._waiting and self._waiting[0].last_seq <= through:
+            self._waiting.popleft()
+        if not self._waiting:
+            self._waiting_bytes = 0
+        self.control.committed = self.committed
+        while len(self._readers) > 1 and self._stored_before_last():
+            done = self._readers.popleft()
+            done.close()
+            done.path.unlink(missing_ok=True)
+
+    def _stored_before_last(self) -> bool:
+        """Whether all of the oldest open segment is stored: it is read, and nothing of it waits."""
+        return self._readers[0].last_seq <= self.committed
+
+    @property
+    def finished(self) -> bool:
+        """Whether its writer is gone and everything of it is stored."""
+        return not self._lives and not self._waiting and self._read <= self.committed
+
+    def close(self) -> None:
+        for reader in self._readers:
+            reader.close()
+        self._readers.clear()
+        self.control.close()
+
+    def remove(self) -> None:
+        """Close it, and remove the directory of a writer that is finished; refused files stay."""
+        self.close()
+        if not list(self.directory.glob("*.refused")):
+            shutil.rmtree(self.directory, ignore_errors=True)

@@ -1,0 +1,224 @@
+"""Rows on their way to Postgres: how they lie in the spool, and what is stored of them.
+
+A lookup is answered in microseconds, so it leaves what it knows as it is, and its row is made by
+whoever stores it. In the spool UUIDs are 16 bytes and JSON is text that is encoded already.
+"""
+
+from datetime import UTC, datetime, timedelta
+from typing import Any, Final
+from uuid import UUID
+
+import msgspec
+
+from app.decisions.record import (
+    Decision,
+    DecisionKind,
+    DecisionOutcome,
+    Outcome,
+    OutcomeStatus,
+    made_at,
+)
+
+_EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND: Final = timedelta(microseconds=1)
+# In place of a row that could not be encoded: its number becomes a gap.
+NO_ROW: Final = b"\xc0"
+_NOTHING_EXCLUDED: Final = "[]"
+_COMPATIBLE: Final = '{"reusable":true,"reason":"compatible"}'
+
+
+class LookupScope(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """What repeats from one lookup to the next: encoded once, and embedded as it is.
+
+    `inputs` is the beginning of a JSON object.
+    """
+
+    tenant: str
+    namespace: str
+    model: str
+    policy_version: str
+    inputs: str
+
+
+class LookupEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """How a lookup ends: its outcome, what the caller is to do, and the states on the way."""
+
+    outcome: str
+    action: str
+    path: list[str]
+
+
+class LookupWinner(msgspec.Struct, array_like=True, frozen=True, gc=False):
+    """The candidate that was chosen. `facts` is the end of a JSON object."""
+
+    entry_id: str
+    state_id: bytes
+    classification: str
+    matched_tokens: int
+    tier: str
+    facts: str
+
+
+class LookupRow(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
+    """One answered lookup, without its tokens. `scope` and `end` are a LookupScope and LookupEnd.
+
+    `excluded` lists at most 256 of `excluded_count`.
+    """
+
+    decision_id: bytes
+    scope: msgspec.Raw
+    end: msgspec.Raw
+    query_tokens: int
+    input_fingerprint: str
+    key_id: str
+    trace_id: str | None
+    freshness: str
+    durability: str
+    reason: str | None
+    winner: LookupWinner | None
+    excluded: str
+    excluded_count: int
+    identity_hash: bytes | None
+    candidates: int
+    truncated: int
+    index_revision: int
+    latency_us: int
+
+
+class DecisionRecord(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
+    """A Decision, field by field."""
+
+    fields: list[Any]
+
+
+class OutcomeRecord(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
+    """An Outcome likewise."""
+
+    fields: list[Any]
+
+
+encode: Final = msgspec.msgpack.Encoder(uuid_format="bytes").encode
+_decode: Final = msgspec.msgpack.Decoder(LookupRow | DecisionRecord | OutcomeRecord).decode
+_scope: Final = msgspec.msgpack.Decoder(LookupScope).decode
+_end: Final = msgspec.msgpack.Decoder(LookupEnd).decode
+
+
+def encode_decision(row: Decision) -> bytes:
+    """Raises TypeError for a value that no column takes."""
+    return encode(DecisionRecord([_spooled(value) for value in row]))
+
+
+def encode_outcome(row: Outcome) -> bytes:
+    """Likewise."""
+    return encode(OutcomeRecord([_spooled(value) for value in row]))
+
+
+def decode_row(payload: bytes) -> Decision | Outcome:
+    """The row of a payload. Raises ValueError for bytes that are none."""
+    try:
+        found = _decode(payload)
+        if isinstance(found, LookupRow):
+            return _lookup(found)
+        if isinstance(found, DecisionRecord):
+            return _decision(found.fields)
+        return _outcome(found.fields)
+    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+        raise ValueError(f"no row: {error}") from error
+
+
+def _spooled(value: Any) -> Any:
+    if isinstance(value, datetime):
+        return (value - _EPOCH) // _MICROSECOND
+    if isinstance(value, UUID):
+        return value.bytes
+    return value
+
+
+def _time(value_us: int) -> datetime:
+    return _EPOCH + timedelta(microseconds=value_us)
+
+
+def _uuid(value: bytes | None) -> Any:
+    return None if value is None else UUID(bytes=value)
+
+
+def _decision(fields: list[Any]) -> Decision:
+    row = Decision(*fields)
+    return row._replace(
+        decision_id=_uuid(fields[0]),
+        created_at=_time(fields[1]),
+        kind=DecisionKind(row.kind),
+        outcome=DecisionOutcome(row.outcome),
+        parent_id=_uuid(fields[_AT["parent_id"]]),
+        root_id=_uuid(fields[_AT["root_id"]]),
+        state_id=_uuid(fields[_AT["state_id"]]),
+    )
+
+
+def _outcome(fields: list[Any]) -> Outcome:
+    row = Outcome(*fields)
+    return row._replace(
+        outcome_id=_uuid(fields[0]),
+        created_at=_time(fields[1]),
+        decision_id=_uuid(fields[2]),
+        status=OutcomeStatus(row.status),
+    )
+
+
+_AT: Final = {name: position for position, name in enumerate(Decision._fields)}
+
+
+def _lookup(seen: LookupRow) -> Decision:
+    scope, end, winner = _scope(seen.scope), _end(seen.end), seen.winner
+    decision_id = UUID(bytes=seen.decision_id)
+    inputs = (
+        f'{scope.inputs},"query_tokens":{seen.query_tokens},'
+        f'"input_fingerprint":"{seen.input_fingerprint}","freshness":"{seen.freshness}"}}'
+    )
+    return Decision(
+        decision_id=decision_id,
+        created_at=made_at(decision_id),
+        tenant=scope.tenant,
+        namespace=scope.namespace,
+        model=scope.model,
+        kind=DecisionKind.LOOKUP,
+        outcome=DecisionOutcome(end.outcome),
+        fallback_reason=seen.reason,
+        identity_hash=seen.identity_hash,
+        parent_id=None,
+        root_id=decision_id,
+        key_id=seen.key_id,
+        trace_id=seen.trace_id,
+        policy_version=scope.policy_version,
+        entry_id=winner.entry_id if winner else None,
+        state_id=UUID(bytes=winner.state_id) if winner else None,
+        match=_match(seen, winner),
+        compatibility=_COMPATIBLE if winner else None,
+        excluded=seen.excluded or _NOTHING_EXCLUDED,
+        estimate=None,
+        selected_path=None,
+        path=end.path,
+        index_revision=seen.index_revision,
+        latency_us=seen.latency_us,
+        inputs=inputs,
+        action=end.action,
+        tier=winner.tier if winner else None,
+        freshness=seen.freshness,
+        durability=seen.durability,
+        query_tokens=seen.query_tokens,
+        matched_tokens=winner.matched_tokens if winner else 0,
+    )
+
+
+def _match(seen: LookupRow, winner: LookupWinner | None) -> str | None:
+    """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
+    counts = (
+        f'"candidates":{seen.candidates},"truncated":{seen.truncated},'
+        f'"excluded":{seen.excluded_count}'
+    )
+    if winner is not None:
+        return (
+            f'{{"classification":"{winner.classification}",'
+            f'"matched_tokens":{winner.matched_tokens},{counts},{winner.facts}'
+        )
+    return f"{{{counts}}}" if seen.candidates else None

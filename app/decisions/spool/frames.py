@@ -1,0 +1,76 @@
+"""Frames of a segment: how a row lies in its bytes, and how one that is not whole is told.
+
+A frame is its length (u32), a CRC-32 (u32), its number in the writer's sequence (u64), and the
+payload, padded to 8 bytes; all little-endian. The length is written last: where it is 0, nothing
+has been written yet. The checksum covers the number and the payload.
+"""
+
+import mmap
+import struct
+import zlib
+from typing import Final, NamedTuple
+
+_HEAD: Final = struct.Struct("<IIQ")
+_LENGTH: Final = struct.Struct("<I")
+_CHECKED: Final = struct.Struct("<IQ")
+HEAD_BYTES: Final = _HEAD.size
+_SEQ_AT: Final = 8
+# In place of a length: nothing follows in this segment.
+SEALED: Final = 0xFFFF_FFFF
+
+
+class Frame(NamedTuple):
+    """One row, and where the next frame begins."""
+
+    seq: int
+    payload: bytes
+    end: int
+
+
+class Torn(NamedTuple):
+    """Bytes that are no whole frame: still being written, or left by a process that died."""
+
+
+def frame_bytes(payload_bytes: int) -> int:
+    return HEAD_BYTES + (payload_bytes + 7 & ~7)
+
+
+def write_frame(into: mmap.mmap, at: int, seq: int, payload: bytes) -> int:
+    """Write a frame that is known to fit; returns where the next one begins."""
+    length = len(payload)
+    start = at + HEAD_BYTES
+    into[start : start + length] = payload
+    number = seq.to_bytes(8, "little")
+    _CHECKED.pack_into(into, at + 4, zlib.crc32(payload, zlib.crc32(number)), seq)
+    # Last, so that a reader beside us sees a frame only when it is whole.
+    _LENGTH.pack_into(into, at, length)
+    return start + (length + 7 & ~7)
+
+
+def seal(into: mmap.mmap, at: int) -> None:
+    """Say that nothing follows; there is always room for it."""
+    _LENGTH.pack_into(into, at, SEALED)
+
+
+def read_frame(data: mmap.mmap, at: int) -> Frame | Torn | None:
+    """The frame at a place; None where nothing was written yet, also at a seal or the end."""
+    if at + HEAD_BYTES > len(data):
+        return None
+    length, checksum, seq = _HEAD.unpack_from(data, at)
+    if length in (0, SEALED):
+        return None
+    start = at + HEAD_BYTES
+    if start + length > len(data):
+        return Torn()
+    payload = data[start : start + length]
+    if zlib.crc32(payload, zlib.crc32(data[at + _SEQ_AT : start])) != checksum:
+        return Torn()
+    return Frame(seq, payload, start + (length + 7 & ~7))
+
+
+def is_sealed(data: mmap.mmap, at: int) -> bool:
+    """Whether the writer has gone on to another segment."""
+    if at + HEAD_BYTES > len(data):
+        return True
+    (length,) = _LENGTH.unpack_from(data, at)
+    return bool(length == SEALED)
