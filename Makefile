@@ -8,7 +8,7 @@ T ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker bench-core core-check lock clean
+.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker bench-core bench-decisions core-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -61,6 +61,9 @@ bench-worker: setup ## run the worker benchmark; writes .bench/worker.json
 
 bench-core: setup ## run the index beside its peers; writes .bench/core.json
 	$(BIN)/python -u -m benchmarks.core $(ARGS)
+
+bench-decisions: setup ## run the decision history's benchmark; writes .bench/decisions.json
+	$(BIN)/python -u -m benchmarks.decisions $(ARGS)
 
 lock: ## resolve the dependencies again (needs uv)
 	uv pip compile --universal --python-version 3.11 --generate-hashes --no-header --no-annotate --quiet pyproject.toml --extra embedded -o requirements.lock

@@ -87,12 +87,6 @@ class Metrics:
         self.state_deletions = Counter(
             "nexuskv_state_deletions", "States deleted.", registry=registry
         )
-        self.decision_flush_seconds = Histogram(
-            "nexuskv_decision_flush_seconds",
-            "Time to store one batch of decisions.",
-            buckets=_LATENCY_BUCKETS_S,
-            registry=registry,
-        )
         self._database_up = Gauge(
             "nexuskv_database_up",
             "1 when the last readiness check reached Postgres, else 0.",

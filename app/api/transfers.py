@@ -9,6 +9,7 @@ from app.api.declared import errors_of
 from app.api.transfer_schemas import TenantName, TransferRequestBody, TransferView
 from app.contract.enums import Disposition
 from app.control.auth import require_tenant
+from app.decisions.record import DecisionKind
 from app.dependencies import ServicesDep, TransfersWriter
 from app.errors import ErrorCode, NexusError
 from app.execution.sessions import RUNNING
@@ -79,7 +80,12 @@ async def begin_transfer(
         payload_id=body.payload_id,
         backend=body.backend,
     )
+    kind = DecisionKind(asked.action.value)
+    services.keeping.require_room(kind)
     moved = await services.move.run(asked, caller)
+    kept = await services.keeping.kept(kind, moved.transfer.decision_id)
+    if kept is not None:
+        response.headers["x-nexuskv-durability"] = kept.value
     if moved.transfer.status in RUNNING:
         response.status_code = 202
     return _view(moved.transfer, moved.copy_present)

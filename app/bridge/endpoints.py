@@ -123,6 +123,7 @@ class Bridge:
             caller = Caller(principal, trace.trace_id if trace else None, started_us)
             kind = _KINDS[operation]
             self._keeping.require_room(kind)
+            lost = self._keeping.lost_rows
             if operation == "lookup":
                 reply = self._on_lookup(body, caller)
             elif operation == "estimate":
@@ -130,7 +131,7 @@ class Bridge:
             else:
                 reply = await while_connected(receive, self._on_materialize(body, caller))
             if reply.durability is not Durability.LOST:
-                kept = await self._keeping.kept(kind, reply.decision_id)
+                kept = await self._keeping.kept(kind, reply.decision_id, lost_before=lost)
                 reply = reply._replace(durability=kept)
         except ClientDisconnectedError:
             return

@@ -92,7 +92,9 @@ def check(
         _print_json(
             {
                 "complete": all(proof.holds for proof in proofs),
-                "writers": [asdict(proof) for proof in proofs],
+                "writers": [
+                    asdict(proof) | {"writer_id": str(proof.writer_id)} for proof in proofs
+                ],
             }
         )
     else:

@@ -124,13 +124,17 @@ def steps(found: DecisionHistory) -> list[Step]:
     fell = bool(_FALLEN & set(one.path)) and one.outcome in _WITHOUT_STATE
     listed = []
     for name, states, does in _STEPS:
-        if states & set(one.path):
+        here = bool(states & set(one.path))
+        if here:
             state = "fell_back" if fell and states & _FALLEN else "done"
+        elif name == "Validate" and one.kind == DecisionKind.LOOKUP and one.excluded:
+            # Every match was ruled out: the path goes on from there to computing again.
+            state, here = "fell_back", True
         elif states & before and name != "Observe":
             state = "earlier"
         else:
             state = "later" if states & after else "not_reached"
-        listed.append(Step(name, does, state, _note(name, one) if states & set(one.path) else ""))
+        listed.append(Step(name, does, state, _note(name, one) if here else ""))
     return listed
 
 
@@ -165,7 +169,7 @@ def candidates(one: Row[Any]) -> list[Candidate]:
 def _best_excluded(one: Row[Any]) -> str:
     best = one.excluded[0]
     reason = said(str(best["reason"]))
-    where = f" (in `{best['field']}`)" if best.get("field") else ""
+    where = f" for its {best['field']}" if best.get("field") else ""
     others = f" {len(one.excluded) - 1} more were ruled out as well." if one.excluded[1:] else ""
     if one.outcome == DecisionOutcome.HIT:
         return f"{len(one.excluded)} longer or equal matches were ruled out first."
@@ -201,10 +205,11 @@ def _note(step: str, one: Row[Any]) -> str:
     fell = fallen and one.outcome in _WITHOUT_STATE
     asked = f"{exact(one.query_tokens)} tokens of " if one.query_tokens else ""
     seen = (one.match or {}).get("candidates")
-    looked = "" if seen is None else f"{exact(seen)} candidates, "
+    looked = "" if seen is None else f"{exact(seen)} candidate{'' if seen == 1 else 's'}, "
+    matched = "none to be used" if not one.matched_tokens else f"{exact(one.matched_tokens)} tokens"
     notes = {
         "Describe": f"{asked}{one.model or 'no model'} for {one.tenant}",
-        "Match": f"{looked}{exact(one.matched_tokens)} tokens matched",
+        "Match": looked + (matched if one.kind == DecisionKind.LOOKUP else "the one asked for"),
         "Validate": f"{len(one.excluded or ())} ruled out",
         "Plan": _costs(one),
         "Execute": f"by {plain(one.backend)}" if one.backend else "",

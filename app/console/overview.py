@@ -53,7 +53,7 @@ _USUAL: Final = "24h"
 # Decisions of rejected requests have none.
 ACTIONS: Final = (*(action.value for action in Action), None)
 _ACTION_NAMES: Final = tuple(action or "none" for action in ACTIONS)
-_ACTION_TONES: Final = ("good", "info", "accent", "warn", "flat", "bad")
+_ACTION_TONES: Final = ("good", "info", "plum", "warn", "flat", "bad")
 
 
 class Concern(NamedTuple):

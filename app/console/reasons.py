@@ -210,9 +210,10 @@ AFTERWARDS: Final[dict[OutcomeStatus, str]] = {
     OutcomeStatus.CONSUMED: "The engine used the state.",
     OutcomeStatus.DISCARDED: "The engine threw the state away unused.",
     OutcomeStatus.EXPIRED: "The engine did not fetch the state in time.",
+    OutcomeStatus.RECOMPUTED: "The engine computed the tokens again all the same.",
 }
 
-_OTHER: Final = Said("The reason `{}` is of a newer version of the service.", "")
+_OTHER: Final = Said("The reason that was given is `{}`.", "")
 
 
 _SAID: Final[dict[str, Said]] = {

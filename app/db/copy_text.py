@@ -5,10 +5,12 @@ encoding each of its columns by itself, and the decisions are the largest part o
 Format: https://www.postgresql.org/docs/current/sql-copy.html, "Text Format".
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from datetime import datetime
 from typing import Any, Final
 from uuid import UUID
+
+from asyncpg.pgproto.pgproto import UUID as FastUUID  # noqa: N811 - a class, in C
 
 NULL: Final = "\\N"
 _ESCAPES: Final = str.maketrans({"\\": "\\\\", "\n": "\\n", "\r": "\\r", "\t": "\\t"})
@@ -47,6 +49,18 @@ def field(value: Any) -> str:
     raise TypeError(f"COPY has no field for {type(value).__name__}")
 
 
+# By exact type: a row has thirty values, and most are one of these.
+_BY_TYPE: Final[dict[type, Callable[[Any], str]]] = {
+    str: escaped,
+    int: str,
+    type(None): lambda _: NULL,
+    UUID: str,
+    FastUUID: str,
+    datetime: str,
+}
+
+
 def line(values: Iterable[Any]) -> bytes:
     """A whole row, with its line end. Raises UnicodeEncodeError for a lone surrogate."""
-    return ("\t".join(map(field, values)) + "\n").encode()
+    by_type = _BY_TYPE
+    return ("\t".join([by_type.get(type(value), field)(value) for value in values]) + "\n").encode()

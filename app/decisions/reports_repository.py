@@ -69,10 +69,11 @@ async def decisions_reported(
     keys = [(made_at, found) for found, made_at in known.items() if made_at is not None]
     if not keys:
         return {}
-    asked = func.unnest(
+    given = func.unnest(
         literal([made_at for made_at, _ in keys], ARRAY(DateTime(timezone=True))),
         literal([found for _, found in keys], ARRAY(Uuid)),
-    ).table_valued("made_at", "decision_id", name="asked")
+    )
+    asked = given.table_valued("made_at", "decision_id").render_derived(name="asked")
     made_at = asked.c.made_at
     counted = exists().where(
         DecisionOutcomeRow.decision_id == DecisionRow.decision_id,

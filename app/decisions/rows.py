@@ -9,6 +9,7 @@ from typing import Any, Final
 from uuid import UUID
 
 import msgspec
+from asyncpg.pgproto.pgproto import UUID as FastUUID  # noqa: N811 - a class, in C
 
 from app.decisions.record import (
     Decision,
@@ -122,7 +123,7 @@ def decode_row(payload: bytes) -> Decision | Outcome:
         if isinstance(found, DecisionRecord):
             return _decision(found.fields)
         return _outcome(found.fields)
-    except (msgspec.MsgspecError, TypeError, OverflowError) as error:
+    except (msgspec.MsgspecError, TypeError, LookupError, OverflowError) as error:
         raise ValueError(f"no row: {error}") from error
 
 
@@ -139,38 +140,36 @@ def _time(value_us: int) -> datetime:
 
 
 def _uuid(value: bytes | None) -> Any:
-    return None if value is None else UUID(bytes=value)
+    return None if value is None else FastUUID(value)
 
 
 def _decision(fields: list[Any]) -> Decision:
-    row = Decision(*fields)
-    return row._replace(
-        decision_id=_uuid(fields[0]),
-        created_at=_time(fields[1]),
-        kind=DecisionKind(row.kind),
-        outcome=DecisionOutcome(row.outcome),
-        parent_id=_uuid(fields[_AT["parent_id"]]),
-        root_id=_uuid(fields[_AT["root_id"]]),
-        state_id=_uuid(fields[_AT["state_id"]]),
-    )
+    fields[0], fields[1] = FastUUID(fields[0]), _time(fields[1])
+    for at in _DECISION_UUIDS:
+        fields[at] = _uuid(fields[at])
+    fields[_KIND], fields[_OUTCOME] = _KINDS[fields[_KIND]], _OUTCOMES[fields[_OUTCOME]]
+    return Decision(*fields)
 
 
 def _outcome(fields: list[Any]) -> Outcome:
-    row = Outcome(*fields)
-    return row._replace(
-        outcome_id=_uuid(fields[0]),
-        created_at=_time(fields[1]),
-        decision_id=_uuid(fields[2]),
-        status=OutcomeStatus(row.status),
-    )
+    fields[0], fields[1] = FastUUID(fields[0]), _time(fields[1])
+    fields[2], fields[_STATUS] = FastUUID(fields[2]), _STATUSES[fields[_STATUS]]
+    return Outcome(*fields)
 
 
-_AT: Final = {name: position for position, name in enumerate(Decision._fields)}
+_KINDS: Final = {each.value: each for each in DecisionKind}
+_OUTCOMES: Final = {each.value: each for each in DecisionOutcome}
+_STATUSES: Final = {each.value: each for each in OutcomeStatus}
+_KIND, _OUTCOME = Decision._fields.index("kind"), Decision._fields.index("outcome")
+_STATUS: Final = Outcome._fields.index("status")
+_DECISION_UUIDS: Final = [
+    Decision._fields.index(name) for name in ("parent_id", "root_id", "state_id")
+]
 
 
 def _lookup(seen: LookupRow) -> Decision:
     scope, end, winner = _scope(seen.scope), _end(seen.end), seen.winner
-    decision_id = UUID(bytes=seen.decision_id)
+    decision_id = FastUUID(seen.decision_id)
     inputs = (
         f'{scope.inputs},"query_tokens":{seen.query_tokens},'
         f'"input_fingerprint":"{seen.input_fingerprint}","freshness":"{seen.freshness}"}}'
@@ -182,7 +181,7 @@ def _lookup(seen: LookupRow) -> Decision:
         namespace=scope.namespace,
         model=scope.model,
         kind=DecisionKind.LOOKUP,
-        outcome=DecisionOutcome(end.outcome),
+        outcome=_OUTCOMES[end.outcome],
         fallback_reason=seen.reason,
         identity_hash=seen.identity_hash,
         parent_id=None,
@@ -191,7 +190,7 @@ def _lookup(seen: LookupRow) -> Decision:
         trace_id=seen.trace_id,
         policy_version=scope.policy_version,
         entry_id=winner.entry_id if winner else None,
-        state_id=UUID(bytes=winner.state_id) if winner else None,
+        state_id=FastUUID(winner.state_id) if winner else None,
         match=_match(seen, winner),
         compatibility=_COMPATIBLE if winner else None,
         excluded=seen.excluded or _NOTHING_EXCLUDED,

@@ -139,10 +139,10 @@ class Summary:
 
 async def summarise(session: ReadSession, question: SummaryQuestion) -> Summary:
     """Raises INVALID_FIELD for a time that ends before it begins, and for more than MAX_CELLS."""
-    begin, end = _aligned(question)
+    spans = span_list(question)
     asked = RollupQuestion(
         tenants=question.tenants,
-        spans=[*_spans(question.step, begin, end)],
+        spans=spans,
         by_bucket=question.step is not SummaryStep.NONE,
         groups=tuple(question.group_by),
         filters=question.filters,
@@ -165,7 +165,13 @@ async def summarise(session: ReadSession, question: SummaryQuestion) -> Summary:
             f"That is more than {MAX_CELLS} cells: group by less, ask for longer steps or for"
             " a shorter time",
         )
+    begin, end = min(span.begin for span in spans), max(span.end for span in spans)
     return Summary(begin, end, [cells[key] for key in sorted(cells)])
+
+
+def span_list(question: SummaryQuestion) -> list[Span]:
+    """The buckets to add up, which cover the time asked for. Raises INVALID_FIELD."""
+    return [*_spans(question.step, *_aligned(question))]
 
 
 def _aligned(question: SummaryQuestion) -> tuple[datetime, datetime]:
@@ -178,7 +184,7 @@ def _aligned(question: SummaryQuestion) -> tuple[datetime, datetime]:
         step = _finest(end - begin)
     length = _LENGTHS[step]
     try:
-        begin, end = _floor(begin, length), -_floor_of_negative(end, length) + _EPOCH
+        begin, end = _floor(begin, length), _ceiling(end, length)
     except OverflowError:
         raise _invalid("to", "The time lies outside what a calendar holds") from None
     if question.step is not SummaryStep.NONE and (end - begin) // length > MAX_BUCKETS:
@@ -192,9 +198,8 @@ def _floor(moment: datetime, length: timedelta) -> datetime:
     return _EPOCH + (moment - _EPOCH) // length * length
 
 
-def _floor_of_negative(moment: datetime, length: timedelta) -> timedelta:
-    """Minus the moment's ceiling, from the epoch."""
-    return (_EPOCH - moment) // length * length
+def _ceiling(moment: datetime, length: timedelta) -> datetime:
+    return _EPOCH - (_EPOCH - moment) // length * length
 
 
 def _finest(whole: timedelta) -> SummaryStep:
@@ -212,7 +217,7 @@ def _spans(step: SummaryStep, begin: datetime, end: datetime) -> Iterator[Span]:
     inner: tuple[datetime, datetime] | None = None
     for longer in (SummaryStep.DAY, SummaryStep.HOUR, SummaryStep.MINUTE):
         length = _LENGTHS[longer]
-        first = _EPOCH - _floor_of_negative(begin, length)
+        first = _ceiling(begin, length)
         last = _floor(end, length)
         if inner is None:
             if first < last:

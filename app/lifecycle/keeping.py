@@ -81,13 +81,19 @@ class Keeping:
                 internal="the spool is full",
             )
 
-    async def kept(self, kind: DecisionKind, decision_id: UUID | None) -> Durability | None:
+    async def kept(
+        self, kind: DecisionKind, decision_id: UUID | None, *, lost_before: int
+    ) -> Durability | None:
         """What holds of the decision that was just recorded; waits for what was promised.
 
-        None without a decision. An answer that was to wait leaves in the end, and says so.
+        None without a decision. `lost_before` is `lost_rows` when its request began: where rows
+        were lost since, it may be one of them, and is not said to be kept. An answer that was to
+        wait leaves in the end, and says so.
         """
         if decision_id is None:
             return None
+        if self._rows.lost_rows != lost_before:
+            return Durability.LOST
         if self.wanted(kind) is not Durability.GROUP:
             return Durability.SPOOLED
         if await self._rows.wait_committed(self._rows.recorded, wait_s=self._wait_s):

@@ -60,7 +60,7 @@ class SinkReports:
 
     async def take(self, worker: str, event: SinkEvent) -> None:
         """Returns once the report is stored. Raises DATABASE_UNAVAILABLE, or OVERLOADED while the
-        receipt for the sink is not stored yet: it must come again.
+        receipt for the sink is not stored yet or the history is full: it must come again.
 
         Whoever has a token may fill a sink by an order of its own, and name in it what it likes. So
         a report counts only for the option that was consumed into this very sink, and only from the
@@ -111,7 +111,7 @@ class SinkReports:
             return "refused"
         created_at = _EPOCH + timedelta(microseconds=event.at_us)
         consumed = event.state == "consumed"
-        self._outcomes.record_outcome(
+        kept = self._outcomes.record_outcome(
             Outcome(
                 outcome_id=UUID(event.event_id),
                 created_at=created_at,
@@ -134,6 +134,8 @@ class SinkReports:
                 ).decode(),
             )
         )
+        if not kept:
+            raise NexusError(ErrorCode.OVERLOADED, "the history is full: tell it again later")
         if not await self._outcomes.wait_committed(self._outcomes.recorded, wait_s=_FLUSH_S):
             raise NexusError(ErrorCode.DATABASE_UNAVAILABLE, "the outcome could not be stored yet")
         return "matched"

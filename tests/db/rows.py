@@ -1,7 +1,7 @@
 """Rows of the partitioned tables with as little in them as the columns allow."""
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from datetime import datetime
 from typing import Any
 from uuid import UUID
@@ -10,7 +10,7 @@ import pytest
 
 from app.clock import SystemIds
 from app.db.copy_text import line
-from app.db.session import ReadSession
+from app.db.session import Database, ReadSession
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
 
 DECISION_COLUMNS = [column.name for column in DecisionRow.__table__.columns]
@@ -58,6 +58,14 @@ def outcome(created_at: datetime, **changes: Any) -> bytes:
         "writer_seq": 1,
     } | changes
     return line(values[name] for name in OUTCOME_COLUMNS)
+
+
+async def copy_lines(
+    database: Database, table: str, columns: Sequence[str], lines: Sequence[bytes]
+) -> None:
+    """One COPY in a transaction of its own; raises what it raises."""
+    async with database.write() as session:
+        await session.copy_lines(table, columns, lines)
 
 
 async def eventually(condition: Callable[[], Awaitable[bool]], *, deadline_s: float = 10) -> None:

@@ -14,7 +14,14 @@ from app.decisions.partitions import (
     ensure_partitions,
 )
 from app.errors import NexusError
-from tests.db.rows import DECISION_COLUMNS, OUTCOME_COLUMNS, decision, eventually, outcome
+from tests.db.rows import (
+    DECISION_COLUMNS,
+    OUTCOME_COLUMNS,
+    copy_lines,
+    decision,
+    eventually,
+    outcome,
+)
 
 NOW = datetime.now(UTC)
 TODAY = NOW.date()
@@ -48,7 +55,7 @@ def days(table: str, first: date, count: int) -> list[str]:
 
 
 async def insert_now(database: Database, moment: datetime = NOW) -> None:
-    await database.copy_lines("decision", DECISION_COLUMNS, [decision(moment)])
+    await copy_lines(database, "decision", DECISION_COLUMNS, [decision(moment)])
 
 
 async def test_the_first_migration_brings_yesterday_to_a_week_ahead(database: Database) -> None:
@@ -57,8 +64,8 @@ async def test_the_first_migration_brings_yesterday_to_a_week_ahead(database: Da
 
 
 async def test_rows_of_today_find_their_place(database: Database) -> None:
-    await database.copy_lines("decision", DECISION_COLUMNS, [decision(NOW)])
-    await database.copy_lines("decision_outcome", OUTCOME_COLUMNS, [outcome(NOW)])
+    await copy_lines(database, "decision", DECISION_COLUMNS, [decision(NOW)])
+    await copy_lines(database, "decision_outcome", OUTCOME_COLUMNS, [outcome(NOW)])
     async with database.read() as session:
         for table in TABLES:
             place = await session.scalar(text(f"SELECT tableoid::regclass::text FROM {table}"))
@@ -87,7 +94,7 @@ async def test_history_is_insert_only_in_old_and_new_partitions(
         "decision_outcome": (OUTCOME_COLUMNS, outcome),
     }[table]
     for moment in (NOW, FAR):
-        await database.copy_lines(table, columns, [row(moment)])
+        await copy_lines(database, table, columns, [row(moment)])
     for target in (table, partition_name(table, TODAY), partition_name(table, FAR.date())):
         with pytest.raises(asyncpg.RestrictViolationError, match="insert-only"):
             async with database.write() as session:

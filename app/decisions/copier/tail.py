@@ -8,6 +8,7 @@ from uuid import UUID
 
 import structlog
 
+from app.db import copy_text
 from app.decisions.record import Decision, Outcome
 from app.decisions.rows import decode_row
 from app.decisions.spool.control import Control
@@ -29,6 +30,8 @@ class Entry(NamedTuple):
     last_seq: int
     row: Decision | Outcome | None
     reason: str = ""
+    # The row as COPY takes it.
+    line: bytes = b""
 
 
 class Tail:
@@ -45,7 +48,14 @@ class Tail:
         self._waiting_bytes = 0
         self._read = committed
         self._lives = True
+        # Whether the writer is gone and all that it left was read.
+        self._exhausted = False
+        # The last number that was met in a segment, stored or not, and whether bytes behind it were
+        # passed over that may have been rows.
+        self._seen = 0
         self._torn = False
+        # Whether its writer is gone, and everything that it left was read.
+        self._exhausted = False
         control.committed = committed
 
     @property
@@ -60,31 +70,34 @@ class Tail:
 
     def read(self, *, most_entries: int, most_bytes: int) -> None:
         """Read on, until that much waits or there is no more for now."""
+        if self._exhausted:
+            return
         if self._lives:
             # Before the segments: what is in them is then all there will be.
             self._lives = self.control.writer_lives()
         while self.waiting < most_entries and self._waiting_bytes < most_bytes:
-            if not self._readers and not self._open_next():
-                break
-            found = self._readers[-1].next()
+            found = self._readers[-1].next() if self._readers else None
             if isinstance(found, Frame):
                 self._take(found)
             elif not self._pass_over(torn=found is not None):
+                if not self._lives and not self._exhausted:
+                    self._end()
                 break
-        if not self._lives and self.waiting < most_entries:
-            self._end()
 
     def _take(self, frame: Frame) -> None:
+        torn, self._torn, self._seen = self._torn, False, frame.seq
         if frame.seq <= self._read:
             return
         if frame.seq > self._read + 1:
-            reason = TORN if self._torn else NO_ROOM
+            reason = TORN if torn else NO_ROOM
             self._waiting.append(Entry(self._read + 1, frame.seq - 1, None, reason))
-        self._torn = False
         try:
-            entry = Entry(frame.seq, frame.seq, decode_row(frame.payload))
-        except ValueError as error:
-            log.error("spooled_row_unreadable", writer_seq=frame.seq, error=str(error)[:200])  # noqa: TRY400
+            row = decode_row(frame.payload)
+            line = copy_text.line((*row, self.writer_id, frame.seq))
+            entry = Entry(frame.seq, frame.seq, row, "", line)
+        except (ValueError, TypeError, AttributeError) as error:
+            # Without its message, which may quote what the row holds.
+            log.error("spooled_row_unreadable", writer_seq=frame.seq, error=type(error).__name__)  # noqa: TRY400
             entry = Entry(frame.seq, frame.seq, None, UNREADABLE)
         self._waiting.append(entry)
         self._waiting_bytes += len(frame.payload)
@@ -92,16 +105,16 @@ class Tail:
 
     def _pass_over(self, *, torn: bool) -> bool:
         """Whether to read on, at the end of what is whole in this segment."""
-        reader = self._readers[-1]
-        if not reader.ended:
+        reader = self._readers[-1] if self._readers else None
+        if reader is not None and not reader.ended:
             if self._lives:
                 return False
-            if reader.skip_torn(self._read):
+            found = reader.skip_torn(self._read)
+            if found or torn:
                 self._torn = True
                 log.warning("spool_torn", segment=reader.path.name, after_seq=self._read)
+            if found:
                 return True
-            if torn:
-                log.warning("spool_torn_at_its_end", segment=reader.path.name, seq=self._read)
         return self._open_next()
 
     def _open_next(self) -> bool:
@@ -117,6 +130,7 @@ class Tail:
                     # It is being made.
                     return False
                 log.error("spool_segment_refused", cause=str(error), directory=str(self.directory))  # noqa: TRY400
+                self._torn = True
                 segment_path(self.directory, number).rename(
                     self.directory / f"{number:012d}.refused"
                 )
@@ -125,11 +139,16 @@ class Tail:
         return False
 
     def _end(self) -> None:
-        """The writer is gone: the numbers of its last losses are in no segment."""
-        recorded = self.control.recorded
-        if recorded > self._read:
-            self._waiting.append(Entry(self._read + 1, recorded, None, NO_ROOM))
-            self._read = recorded
+        """The writer is gone: the numbers of its last losses are in no segment.
+
+        Of what is torn at the end it is only known that there was something.
+        """
+        self._exhausted = True
+        last = max(self.control.recorded, (self._seen or self._read) + self._torn)
+        if last > self._read:
+            reason = TORN if self._torn else NO_ROOM
+            self._waiting.append(Entry(self._read + 1, last, None, reason))
+            self._read = last
 
     def batch(self, most_entries: int) -> list[Entry]:
         """What waits longest; it stays until it is settled."""
@@ -155,7 +174,7 @@ class Tail:
     @property
     def finished(self) -> bool:
         """Whether its writer is gone and everything of it is stored."""
-        return not self._lives and not self._waiting and self._read <= self.committed
+        return self._exhausted and not self._waiting and self._read <= self.committed
 
     def close(self) -> None:
         for reader in self._readers:
@@ -168,3 +187,7 @@ class Tail:
         self.close()
         if not list(self.directory.glob("*.refused")):
             shutil.rmtree(self.directory, ignore_errors=True)
+            return
+        for path in self.directory.iterdir():
+            if path.suffix != ".refused":
+                path.unlink(missing_ok=True)

@@ -30,14 +30,20 @@ class Control:
 
     def __init__(self, directory: Path, *, writer: bool) -> None:
         """Raises OSError. Whoever is not its writer opens what is there."""
+        # Its writer has locked it before anybody finds it: nobody takes the writer for dead.
+        path = directory / (f"{_NAME}.new" if writer else _NAME)
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if writer else 0)
-        self._descriptor = os.open(directory / _NAME, flags, 0o600)
+        self._descriptor = os.open(path, flags, 0o600)
         try:
             if writer:
                 fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(self._descriptor).st_size < _FILE_BYTES:
+                # Also of one that a crash of the machine cut short: what is in it is not needed.
                 os.posix_fallocate(self._descriptor, 0, _FILE_BYTES)
             self._data = mmap.mmap(self._descriptor, _FILE_BYTES)
-        except (OSError, ValueError):
+            if writer:
+                path.rename(directory / _NAME)
+        except OSError:
             os.close(self._descriptor)
             raise
 

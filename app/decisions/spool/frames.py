@@ -52,13 +52,17 @@ def seal(into: mmap.mmap, at: int) -> None:
     _LENGTH.pack_into(into, at, SEALED)
 
 
-def read_frame(data: mmap.mmap, at: int) -> Frame | Torn | None:
-    """The frame at a place; None where nothing was written yet, also at a seal or the end."""
+def read_frame(data: mmap.mmap | bytes, at: int) -> Frame | Torn | None:
+    """The frame at a place; None where nothing was written yet, also at a seal.
+
+    A whole segment has room for its seal: where that is not, its end has been cut off.
+    """
     if at + HEAD_BYTES > len(data):
-        return None
+        return Torn()
     length, checksum, seq = _HEAD.unpack_from(data, at)
     if length in (0, SEALED):
-        return None
+        # What was never written, and a seal, have no number: otherwise the length lies.
+        return Torn() if seq else None
     start = at + HEAD_BYTES
     if start + length > len(data):
         return Torn()
@@ -68,9 +72,9 @@ def read_frame(data: mmap.mmap, at: int) -> Frame | Torn | None:
     return Frame(seq, payload, start + (length + 7 & ~7))
 
 
-def is_sealed(data: mmap.mmap, at: int) -> bool:
+def is_sealed(data: mmap.mmap | bytes, at: int) -> bool:
     """Whether the writer has gone on to another segment."""
     if at + HEAD_BYTES > len(data):
-        return True
-    (length,) = _LENGTH.unpack_from(data, at)
-    return bool(length == SEALED)
+        return False
+    length, _, seq = _HEAD.unpack_from(data, at)
+    return bool(length == SEALED and not seq)

@@ -41,20 +41,34 @@ class NewSegment(NamedTuple):
         os.close(self.descriptor)
 
 
+def sync_directory(directory: Path) -> None:
+    """Let the names in it outlive a crash of the machine. Raises OSError."""
+    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
 def make_segment(directory: Path, number: int, writer_id: UUID, segment_bytes: int) -> NewSegment:
     """Raises OSError where the disk has no room: the space is taken here, and not when a row comes.
 
-    A file that could not be filled is removed.
+    A file that could not be filled is removed. It has its name once it is whole, also on the disk:
+    whoever finds one finds a segment, whenever this process or the machine went.
     """
     path = segment_path(directory, number)
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    made = path.with_suffix(".new")
+    descriptor = os.open(made, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, segment_bytes)
         os.pwrite(descriptor, _HEADER.pack(_MAGIC, _VERSION, 0, writer_id.bytes), 0)
         data = mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        os.fsync(descriptor)
+        made.rename(path)
+        sync_directory(directory)
     except OSError:
         os.close(descriptor)
-        path.unlink(missing_ok=True)
+        made.unlink(missing_ok=True)
         raise
     return NewSegment(number, descriptor, data)
 
@@ -76,11 +90,14 @@ class SegmentReader:
             self._data.close()
             raise SegmentError(f"{self.path.name} is no segment of this writer and version")
         self._at = HEADER_BYTES
+        self._given_up = False
         # The number of the last frame that was read; 0 for none.
         self.last_seq = 0
 
     def next(self) -> Frame | Torn | None:
         """The next frame; None or Torn as `read_frame`, and the same place is read again then."""
+        if self._given_up:
+            return None
         found = read_frame(self._data, self._at)
         if isinstance(found, Frame):
             self._at = found.end
@@ -90,22 +107,25 @@ class SegmentReader:
     def skip_torn(self, after_seq: int) -> bool:
         """Go on behind what a dead writer left torn: to the next whole frame of a higher number.
 
-        A crash of the machine may lose pages in the middle. False where there is no such frame.
+        A crash of the machine may lose pages in the middle. False where there is no such frame:
+        then this one has ended.
         """
-        rest = self._data[self._at + 8 :]
+        begin = self._at + 8
+        rest = self._data[begin:]
+        written_bytes = len(rest.rstrip(b"\0"))
         empty_bytes = len(rest) - len(rest.lstrip(b"\0"))
-        first = self._at + 8 + (empty_bytes & ~7)
-        for at in range(first, len(self._data) - HEAD_BYTES, 8):
+        for at in range(begin + (empty_bytes & ~7), begin + written_bytes, 8):
             found = read_frame(self._data, at)
             if isinstance(found, Frame) and found.seq > after_seq:
                 self._at = at
                 return True
+        self._given_up = True
         return False
 
     @property
     def ended(self) -> bool:
         """Whether the writer has gone on to another segment, and this one was read to its end."""
-        return is_sealed(self._data, self._at)
+        return self._given_up or is_sealed(self._data, self._at)
 
     def close(self) -> None:
         self._data.close()

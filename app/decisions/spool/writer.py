@@ -74,6 +74,7 @@ class Spool:
         self._no_room: str | None = None
         self._closed = False
         self._wake = threading.Event()
+        self._making = threading.Lock()
         self.directory: Path | None = None
         # Until it is open there is no room for anything, nor when it is closed.
         self._at = self._end = 0
@@ -130,7 +131,8 @@ class Spool:
     @property
     def pending_bytes(self) -> int:
         """Of disk, by segments that are not removed yet."""
-        return (len(self._written) + 1) * self._limits.segment_bytes
+        made = bool(self._end) + (self._next is not None)
+        return (len(self._written) + made) * self._limits.segment_bytes
 
     @property
     def full(self) -> bool:
@@ -170,7 +172,12 @@ class Spool:
         return True
 
     def _may_go_on(self) -> bool:
-        if self._next is None or not self._end:
+        if not self._end:
+            return False
+        if self._next is None and self._no_room is None:
+            # The keeper was not quick enough: better a request waits than that its row is lost.
+            self._make_next()
+        if self._next is None:
             return False
         committed = self._control.committed
         while self._written and self._written[0].last_seq <= committed:
@@ -280,16 +287,17 @@ class Spool:
                 self._synced(self._current)
 
     def _make_next(self) -> None:
-        if self._next is not None or self._closed:
-            return
-        try:
-            self._next = self._made(self._current.number + 1)
-        except OSError as error:
-            if self._no_room is None:
-                log.error("spool_cannot_grow", cause=str(error), directory=str(self.directory))  # noqa: TRY400
-            self._no_room = str(error)
-        else:
-            self._no_room = None
+        with self._making:
+            if self._next is not None or self._closed:
+                return
+            try:
+                self._next = self._made(self._current.number + 1)
+            except OSError as error:
+                if self._no_room is None:
+                    log.error("spool_cannot_grow", cause=str(error), directory=str(self.directory))  # noqa: TRY400
+                self._no_room = str(error)
+            else:
+                self._no_room = None
 
     def _synced(self, segment: NewSegment) -> None:
         try:
