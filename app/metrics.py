@@ -21,25 +21,28 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 
 from app.errors import ErrorCode
-from app.history_metrics import HistoryCounts, history_families
+from app.history_metrics import (
+    DecisionCounters,
+    HistoryCounts,
+    KeepingCounts,
+    RecordingHealth,
+    decision_families,
+    history_families,
+    recording_families,
+)
 from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
-    DecisionCounters,
     EngineCounts,
-    KeepingCounts,
     MatcherCounts,
     PipelineCounts,
     PolicyCounts,
     PolicyGauges,
-    RecordingHealth,
     Scraped,
     WorkerCalls,
-    decision_families,
     engine_families,
     index_families,
     pipeline_families,
     policy_families,
-    recording_families,
     sink_families,
     worker_families,
 )

@@ -10,22 +10,6 @@ from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamil
 from prometheus_client.registry import Collector
 
 
-class DecisionCounters(Protocol):
-    """What the decision writer counts of itself."""
-
-    @property
-    def recorded(self) -> int: ...
-    @property
-    def stored(self) -> int: ...
-    @property
-    def pending(self) -> int: ...
-    @property
-    def pending_bytes(self) -> int: ...
-    @property
-    def lost(self) -> Mapping[str, int]:
-        """Rows lost so far by reason, a closed set."""
-
-
 class WorkerCalls(Protocol):
     """What the client of workers counts of itself."""
 
@@ -249,66 +233,6 @@ def index_families(stats: Mapping[str, int]) -> Iterable[Metric]:
         ("memory_bytes", "Memory that the index holds."),
     ):
         yield GaugeMetricFamily(f"nexuskv_index_{key}", help_text, value=stats[key])
-
-
-class RecordingHealth(Protocol):
-    """Whether what is recorded is copied."""
-
-    @property
-    def alive(self) -> bool: ...
-
-    @property
-    def copier_restarts(self) -> int: ...
-
-
-class KeepingCounts(Protocol):
-    """What became of answers that waited for a commit."""
-
-    @property
-    def late(self) -> int: ...
-
-
-def recording_families(recording: RecordingHealth, keeping: KeepingCounts) -> Iterable[Metric]:
-    yield GaugeMetricFamily(
-        "nexuskv_decision_copier_up",
-        "1 while what is recorded is copied to Postgres.",
-        value=float(recording.alive),
-    )
-    yield CounterMetricFamily(
-        "nexuskv_decision_copier_restarts",
-        "How often the copier died and was started again.",
-        value=recording.copier_restarts,
-    )
-    yield CounterMetricFamily(
-        "nexuskv_decisions_late",
-        "Answers that left before the commit that they waited for.",
-        value=keeping.late,
-    )
-
-
-def decision_families(counters: DecisionCounters) -> Iterable[Metric]:
-    yield CounterMetricFamily(
-        "nexuskv_decisions_recorded", "Decisions and outcomes made here.", value=counters.recorded
-    )
-    yield CounterMetricFamily(
-        "nexuskv_decisions_stored", "Decisions and outcomes now in Postgres.", value=counters.stored
-    )
-    lost = CounterMetricFamily(
-        "nexuskv_decisions_lost", "Decisions and outcomes lost, by reason.", labels=["reason"]
-    )
-    for reason, rows in counters.lost.items():
-        lost.add_metric([str(reason)], rows)
-    yield lost
-    yield GaugeMetricFamily(
-        "nexuskv_decisions_queued",
-        "Rows in the spool that are not in Postgres yet.",
-        value=counters.pending,
-    )
-    yield GaugeMetricFamily(
-        "nexuskv_decisions_queued_bytes",
-        "Disk taken by the segments of the spool.",
-        value=counters.pending_bytes,
-    )
 
 
 def worker_families(

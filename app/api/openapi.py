@@ -73,10 +73,12 @@ def _add_links(paths: dict[str, Any]) -> None:
             }
             for name, method in (("GetState", "get"), ("DeleteState", "delete"))
         }
-    decisions, one = paths["/v1/decisions"], paths["/v1/decisions/{decision_id}"]
-    decisions["get"]["responses"]["200"]["links"] = {
-        "GetDecision": {
-            "operationId": one["get"]["operationId"],
+    one, report = "/v1/decisions/{decision_id}", "/v1/decisions/{decision_id}/outcome"
+    operations = {"GetDecision": paths[one]["get"], "ReportOutcome": paths[report]["post"]}
+    paths["/v1/decisions"]["get"]["responses"]["200"]["links"] = {
+        name: {
+            "operationId": operation["operationId"],
             "parameters": {"decision_id": "$response.body#/items/0/decision_id"},
         }
+        for name, operation in operations.items()
     }

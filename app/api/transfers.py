@@ -82,8 +82,9 @@ async def begin_transfer(
     )
     kind = DecisionKind(asked.action.value)
     services.keeping.require_room(kind)
+    lost = services.keeping.lost_rows
     moved = await services.move.run(asked, caller)
-    kept = await services.keeping.kept(kind, moved.transfer.decision_id)
+    kept = await services.keeping.kept(kind, moved.transfer.decision_id, lost_before=lost)
     if kept is not None:
         response.headers["x-nexuskv-durability"] = kept.value
     if moved.transfer.status in RUNNING:

@@ -60,7 +60,11 @@ Tenant = Annotated[
 ]
 Kind = Annotated[
     DecisionKind | None,
-    typer.Option("--kind", help="Only rows of this kind; without it, of every kind."),
+    typer.Option(
+        "--kind",
+        metavar="KIND",
+        help=f"Only rows of this kind, without it of every kind: {', '.join(DecisionKind)}.",
+    ),
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Final, TypedDict
 
 from app.cli.worker_env import seconds, whole
 from app.db.embedded import default_data_dir
+from app.decisions.spool.lock import REPLICA, DirectoryLock
 from app.settings import DEFAULT_SPOOL_BYTES, DEFAULT_SPOOL_SYNC_S
 
 _DIR: Final = "NEXUSKV_SPOOL_DIR"
@@ -40,9 +41,13 @@ def spool_of_address(host: str, port: int) -> Path:
 
 
 def check_spool(directory: Path) -> None:
-    """Raises OSError where nothing can be written there."""
+    """Raises OSError where nothing can be written there, SpoolInUseError where a replica does.
+
+    One may still take it before we do: then the start fails there.
+    """
     directory.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not os.access(directory, os.W_OK | os.X_OK):
         raise PermissionError(
             f"the spool directory {directory} cannot be written: name another with {_DIR}"
         )
+    DirectoryLock(directory, REPLICA).release()

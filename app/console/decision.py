@@ -134,7 +134,10 @@ def steps(found: DecisionHistory) -> list[Step]:
             state = "earlier"
         else:
             state = "later" if states & after else "not_reached"
-        listed.append(Step(name, does, state, _note(name, one) if here else ""))
+        note = _note(name, one) if here else ""
+        if name == "Execute" and one.outcome == DecisionOutcome.ACKNOWLEDGED:
+            note = "left to the engine"
+        listed.append(Step(name, does, state, note))
     return listed
 
 

@@ -155,7 +155,10 @@ class ConsoleMiddleware:
         async def endpoint(request: Request) -> Response:
             # For the log and the metrics: the template, never the path.
             request.scope["route"] = route
-            return await view(request.scope["nexuskv.visit"])
+            visit: Visit = request.scope["nexuskv.visit"]
+            if visit.arrives_from_elsewhere():
+                return page(visit, "arrival.html")
+            return await view(visit)
 
         route = Route(path, endpoint, methods=[method])
         return route
@@ -172,8 +175,6 @@ class ConsoleMiddleware:
 
 
 def _ask_to_sign_in(visit: Visit) -> Response:
-    if visit.arrives_from_elsewhere():
-        return page(visit, "arrival.html")
     if visit.is_fragment:
         response = Response(status_code=204)
         response.headers["hx-redirect"] = sign_in_path(visit)

@@ -18,6 +18,7 @@ from app.console.visit import Visit
 from app.control.keys import Scope
 from app.errors import ErrorCode, NexusError
 from app.paging import MAX_CURSOR_CHARS
+from app.policy.document import canonical_bytes
 from app.policy.store import MAX_MESSAGE_CHARS
 
 PAGE_ITEMS: Final = 50
@@ -70,7 +71,8 @@ async def confirm_page(visit: Visit) -> Response:
     provider = visit.services.policy_provider
     # Taken before the document that is compared: a change in between is found by the tag.
     tag = etag(provider)
-    lines = difference(await _document(visit, IN_FORCE), pretty(found.document))
+    proposed = pretty(msgspec.json.encode(found.document))
+    lines = difference(await _document(visit, IN_FORCE), proposed)
     return page(
         visit,
         "policy_activate.html",
@@ -107,9 +109,9 @@ def difference(before: str, after: str) -> list[DiffLine]:
     return [DiffLine(kinds.get(line[0], "same"), line) for line in found][2:]
 
 
-def pretty(document: object) -> str:
-    """A document as JSON over several lines, in the order of the canonical form."""
-    return msgspec.json.format(msgspec.json.encode(document), indent=2).decode()
+def pretty(document: bytes) -> str:
+    """A canonical document, which is one line of JSON, over several lines."""
+    return msgspec.json.format(document, indent=2).decode()
 
 
 def _may_activate(visit: Visit) -> bool:
@@ -123,7 +125,7 @@ async def _policy(visit: Visit, number: int) -> PolicyDetail:
 async def _document(visit: Visit, which: str) -> str:
     """Of a version's number, or of what is in force."""
     if which == IN_FORCE:
-        return pretty(visit.services.policy_provider.current.policy)
+        return pretty(canonical_bytes(visit.services.policy_provider.current.policy))
     if not (which.isascii() and which.isdigit() and len(which) < 19):
         raise NexusError(ErrorCode.INVALID_FIELD, "Compare two numbers of versions, or `active`")
-    return pretty((await _policy(visit, int(which))).document)
+    return pretty(msgspec.json.encode((await _policy(visit, int(which))).document))

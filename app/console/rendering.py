@@ -62,7 +62,10 @@ _TEMPLATES: Final = _environment()
 
 
 def page(visit: Visit, template: str, *, status: int = 200, **values: Any) -> Response:
-    """The template as an answer; the visit's cookie goes with it where it brought none."""
+    """The template as an answer; the visit's cookie goes with it where it brought none.
+
+    Not where another site sent the browser: it held its cookie back, and is to keep it.
+    """
     places = [
         (path, label) for path, label, scope in PLACES if scope is None or visit.allows(scope)
     ]
@@ -71,7 +74,7 @@ def page(visit: Visit, template: str, *, status: int = 200, **values: Any) -> Re
         visit=visit, places=places if visit.signed_in else [], now=now, Scope=Scope, **values
     )
     response = HTMLResponse(content, status_code=status)
-    if visit.is_new:
+    if visit.is_new and visit.is_of_own_site:
         keep(visit, response)
     return response
 

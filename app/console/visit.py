@@ -80,6 +80,11 @@ class Visit:
         forwarded = self.request.headers.get("x-forwarded-proto", "")
         return "https" in (self.request.url.scheme, forwarded.partition(",")[0].strip())
 
+    @property
+    def is_of_own_site(self) -> bool:
+        """Whether no other site had a part in this request, as far as the browser says."""
+        return self.request.headers.get("sec-fetch-site") in _OWN_SITES
+
     def allows(self, scope: Scope) -> bool:
         return self.principal.allows(scope)
 
@@ -88,7 +93,8 @@ class Visit:
         headers = self.request.headers
         return (
             self.request.method == "GET"
-            and headers.get("sec-fetch-site") in ("cross-site", "same-site")
+            and self.is_new
+            and not self.is_of_own_site
             and headers.get("sec-fetch-mode") == "navigate"
         )
 
@@ -121,7 +127,7 @@ class Visit:
         request = self.request
         own = (
             not self.is_new
-            and request.headers.get("sec-fetch-site") in _OWN_SITES
+            and self.is_of_own_site
             and ("origin" not in request.headers or is_own_origin(request.scope))
             and self.sessions.is_form_token(self.session, token)
         )

@@ -63,6 +63,8 @@ class DecisionRow(Base):
         _newest("kind", "kind <> 'lookup'"),
         _newest("fallback_reason", "fallback_reason IS NOT NULL"),
         _newest("backend", "backend IS NOT NULL"),
+        _newest("tier", "tier IS NOT NULL"),
+        _newest("action", "action <> ALL (ARRAY['reuse', 'recompute'])"),
         Index("ix_decision_chain", "root_id", postgresql_where=text("root_id <> decision_id")),
         Index("ix_decision_trace_id", "trace_id", postgresql_where=text("trace_id IS NOT NULL")),
         Index("ix_decision_xid", "xid", postgresql_where=text("xid IS NOT NULL")),

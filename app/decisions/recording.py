@@ -17,6 +17,7 @@ from app.decisions.spool.writer import Spool, SpoolLimits
 from app.settings import Settings
 
 _UNWELL_US: Final = 10_000_000
+_LEFT_POLL_S: Final = 0.05
 
 
 class CopierPlace(StrEnum):
@@ -97,9 +98,17 @@ class Recording:
             with suppress(asyncio.CancelledError):
                 await self._task
             self._copier.close()
-        left = self.spool.left()
+        left = await self._left(drain_s if self._place is CopierPlace.ELSEWHERE else 0.0)
         if self._lock is not None:
             self._lock.release()
         if self._own_directory is not None:
             shutil.rmtree(self._own_directory, ignore_errors=True)
         return left
+
+    async def _left(self, wait_s: float) -> int:
+        """How many rows are left, once there are none or the copier had that long for them."""
+        for _ in range(round(wait_s / _LEFT_POLL_S)):
+            if not self.spool.left():
+                return 0
+            await asyncio.sleep(_LEFT_POLL_S)
+        return self.spool.left()

@@ -239,9 +239,7 @@ def _midnight(day: date) -> datetime:
 
 
 @asynccontextmanager
-async def _turn(
-    database: Database, statement_timeout_s: float
-) -> AsyncGenerator[Database | None]:
+async def _turn(database: Database, statement_timeout_s: float) -> AsyncGenerator[Database | None]:
     """Connections for removal alone, while no other replica removes; None when one does.
 
     The turn is a lock of the first connection, and ends with it.

@@ -8,6 +8,7 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
+    Double,
     Row,
     and_,
     cast,
@@ -126,6 +127,14 @@ def _total(column: Any, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
 
 
 def _histogram(counts: Any, buckets: int) -> ColumnElement[Any]:
-    """The counts bucket by bucket: taking the arrays apart as rows would cost ten times as much."""
-    # Literals, so that grouping by nothing else needs no parameter for each.
-    return array([_total(counts[literal_column(str(number))]) for number in range(1, buckets + 1)])
+    """The counts bucket by bucket: taking the arrays apart as rows would cost five times as much.
+
+    They are summed up as doubles, which hold counts to 2^53 exactly and take half the time of
+    numeric.
+    """
+    return array([_count(counts, number) for number in range(1, buckets + 1)])
+
+
+def _count(counts: Any, number: int) -> ColumnElement[int]:
+    total = func.sum(cast(counts[literal_column(str(number))], Double))
+    return cast(func.coalesce(total, literal_column("0")), BigInteger)

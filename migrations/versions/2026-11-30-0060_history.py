@@ -34,6 +34,12 @@ INDEXES = {
         f"backend, {NEWEST}",
         " WHERE backend IS NOT NULL",
     ),
+    "ix_decision_tier_created_at": ("decision", f"tier, {NEWEST}", " WHERE tier IS NOT NULL"),
+    "ix_decision_action_created_at": (
+        "decision",
+        f"action, {NEWEST}",
+        " WHERE action <> ALL (ARRAY['reuse', 'recompute'])",
+    ),
     "ix_decision_chain": ("decision", "root_id", " WHERE root_id <> decision_id"),
     "ix_decision_trace_id": ("decision", "trace_id", " WHERE trace_id IS NOT NULL"),
     "ix_decision_xid": ("decision", "xid", " WHERE xid IS NOT NULL"),

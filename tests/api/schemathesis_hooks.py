@@ -46,6 +46,10 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
             case.headers.pop("If-Match", None)
         make_query(case)
         make_engine(case)
+        make_history(case)
+    if case.operation.label == "GET /v1/decisions/stream":
+        # A stream goes on for as long as it may.
+        case.query.setdefault("for_s", 0)
 
 
 def make_reachable(case: Case) -> None:
@@ -89,6 +93,21 @@ def make_engine(case: Case) -> None:
         case.query["dp_rank"] = next(_ranks) % FORGETTABLE_RANKS
     if label == "GET /v1/engines":
         case.query.pop("model", None)
+
+
+def make_history(case: Case) -> None:
+    """Times in order, the id of no event, and details that fit."""
+    label = case.operation.label
+    if label == "GET /v1/decisions/summary":
+        # Any two times are out of order, or too many minutes apart, half of the time.
+        case.query.pop("from", None)
+        case.query.pop("to", None)
+    if label == "GET /v1/decisions/stream":
+        case.query["for_s"] = 0
+        case.headers.pop("Last-Event-ID", None)
+    if label.startswith("POST /v1/decisions/"):
+        for report in case.body.get("reports", [case.body]):
+            report["detail"] = {"seen": len(report.get("detail", {}))}
 
 
 def make_query(case: Case) -> None:

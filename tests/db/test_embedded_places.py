@@ -22,7 +22,7 @@ from app.db.postgres_binaries import find_binaries, inspect_binaries
 from app.db.session import Database
 from app.decisions.partitions import drop_partitions_before, ensure_partitions
 from tests.db.conftest import AS_ROOT, ROOT, Place, query, said
-from tests.db.rows import DECISION_COLUMNS, decision
+from tests.db.rows import DECISION_COLUMNS, copy_lines, decision
 from tests.fixtures.database import run_elsewhere
 
 only_root = pytest.mark.skipif(not AS_ROOT, reason="only root can become another user")
@@ -266,7 +266,7 @@ async def test_the_systems_postgres_15_serves_as_well(place: Place) -> None:
             str(server.cluster.private_dir / "run"),
             True,
         )
-        await database.copy_lines("decision", DECISION_COLUMNS, [decision(now)])
+        await copy_lines(database, "decision", DECISION_COLUMNS, [decision(now)])
         later = now + timedelta(days=365)
         assert await ensure_partitions(database, later) == 18
         dropped = await drop_partitions_before(database, later)

@@ -17,7 +17,7 @@ from app.db.session import (
     WriteSession,
 )
 from app.errors import ErrorCode, NexusError
-from tests.db.rows import DECISION_COLUMNS, decision, eventually
+from tests.db.rows import DECISION_COLUMNS, copy_lines, decision, eventually
 
 NOW = datetime.now(UTC)
 SECRET = "hunter2-in-a-parameter"
@@ -164,7 +164,7 @@ async def test_nobody_listening_is_unavailable() -> None:
                     pass
             assert caught.value.code is ErrorCode.DATABASE_UNAVAILABLE
         with pytest.raises(NexusError):
-            await refused.copy_lines("decision", DECISION_COLUMNS, [decision(NOW)])
+            await copy_lines(refused, "decision", DECISION_COLUMNS, [decision(NOW)])
         await refused.close()
 
 
@@ -279,10 +279,9 @@ async def test_a_callers_mistake_is_not_called_unavailable(database: Database) -
             await session.execute(text("SELECT * FROM no_such_table"))
 
 
-async def test_copy_lines_appends_and_counts(database: Database) -> None:
+async def test_copy_lines_appends(database: Database) -> None:
     rows = [decision(NOW, writer_seq=n, match='{"units": 3}') for n in range(500)]
-    assert await database.copy_lines("decision", DECISION_COLUMNS, rows) == 500
-    assert await database.copy_lines("decision", DECISION_COLUMNS, []) == 0
+    await copy_lines(database, "decision", DECISION_COLUMNS, rows)
     async with database.read() as session:
         stored = await session.execute(
             text("SELECT writer_seq, match -> 'units', path FROM decision ORDER BY writer_seq")
@@ -293,7 +292,7 @@ async def test_copy_lines_appends_and_counts(database: Database) -> None:
 async def test_copy_lines_stores_all_or_nothing(database: Database) -> None:
     rows = [decision(NOW), decision(NOW, inputs="{not json")]
     with pytest.raises(Exception, match="invalid input syntax for type json"):
-        await database.copy_lines("decision", DECISION_COLUMNS, rows)
+        await copy_lines(database, "decision", DECISION_COLUMNS, rows)
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM decision")) == 0
 
@@ -301,7 +300,7 @@ async def test_copy_lines_stores_all_or_nothing(database: Database) -> None:
 async def test_copy_lines_tells_a_missing_day_from_other_failures(database: Database) -> None:
     rows = [decision(NOW), decision(NOW - timedelta(days=40))]
     with pytest.raises(NoPartitionError, match="no partition"):
-        await database.copy_lines("decision", DECISION_COLUMNS, rows)
+        await copy_lines(database, "decision", DECISION_COLUMNS, rows)
     async with database.read() as session:
         assert await session.scalar(text("SELECT count(*) FROM decision")) == 0
 
@@ -312,7 +311,7 @@ async def test_copy_lines_over_its_time_is_unavailable(
     async with database.write() as holder:
         await holder.execute(text("LOCK TABLE decision"))
         with pytest.raises(NexusError) as caught:
-            await impatient.copy_lines("decision", DECISION_COLUMNS, [decision(NOW)])
+            await copy_lines(impatient, "decision", DECISION_COLUMNS, [decision(NOW)])
     assert caught.value.code is ErrorCode.DATABASE_UNAVAILABLE
 
 

@@ -1,7 +1,7 @@
-"""A proxy in front of Postgres that breaks connections at chosen points of a COPY.
+"""A proxy in front of Postgres that breaks connections at chosen points of a COPY or its COMMIT.
 
-It follows the protocol just far enough to know where a COPY stands, so that every fault happens at
-a defined point and no test depends on time.
+It follows the protocol just far enough to know where a COPY stands, and which COMMIT follows it, so
+that every fault happens at a defined point and no test depends on time.
 """
 
 import asyncio
@@ -14,6 +14,8 @@ _CHUNK_BYTES = 65_536
 _QUERY = b"Q"
 _COPY = b"COPY "  # begins the statement, and the tag of the server's CommandComplete
 _COPY_DONE = b"c\x00\x00\x00\x04"
+_COMMIT = b"Q\x00\x00\x00\x0bCOMMIT\x00"
+_COMMITTED = b"C\x00\x00\x00\x0bCOMMIT\x00"
 _READY = b"Z\x00\x00\x00\x05I"
 
 Opener = Callable[[], Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]]]
@@ -21,11 +23,14 @@ Hook = Callable[[], Awaitable[None]]
 
 
 class Fault(Enum):
-    """What happens to the next COPY."""
+    """What happens to the next COPY, or to the COMMIT of a transaction with one."""
 
     CUT_BEFORE_DATA = auto()  # the server has the statement and never gets a row
     CUT_BEFORE_ANSWER = auto()  # committed, and the client never learns
     HOLD = auto()  # the client is cut; the server gets the COPY when `release` is called
+    CUT_BEFORE_COMMIT = auto()  # the server never gets it
+    CUT_AFTER_COMMIT = auto()  # committed, and the client never learns
+    HOLD_COMMIT = auto()  # the client is cut; the server gets it when `release` is called
 
 
 class CuttingProxy:
@@ -72,7 +77,7 @@ class CuttingProxy:
         self._away = False
 
     async def release(self) -> bytes:
-        """Give the server the COPY that was held, and return all it answers."""
+        """Give the server the COPY or COMMIT that was held, and return all it answers."""
         data, upstream, answers = self._held.pop()
         upstream.write(data)
         await upstream.drain()
@@ -124,6 +129,9 @@ class _Link:
         self._upstream_reader = upstream_reader
         self._upstream_writer = upstream_writer
         self._in_copy = False
+        # Whether the transaction has a COPY, and whether the server has its COMMIT.
+        self._copied = False
+        self._committing = False
         self.held = False
 
     async def run(self) -> None:
@@ -138,7 +146,7 @@ class _Link:
 
     def _fault_is(self, fault: Fault) -> bool:
         faults = self._proxy.faults
-        return self._in_copy and bool(faults) and faults[0] is fault
+        return bool(faults) and faults[0] is fault
 
     def _done(self) -> None:
         self._proxy.faults.pop(0)
@@ -147,12 +155,29 @@ class _Link:
     async def _up(self) -> None:
         while chunk := await self._reader.read(_CHUNK_BYTES):
             if chunk.startswith(_QUERY) and _COPY in chunk:
-                self._in_copy = True
+                self._in_copy = self._copied = True
                 chunk = await self._begin_copy(chunk)
                 if not chunk:
                     return
+            elif self._copied and chunk == _COMMIT:
+                self._copied = False
+                if self._commit_is_kept():
+                    return
             self._upstream_writer.write(chunk)
             await self._upstream_writer.drain()
+
+    def _commit_is_kept(self) -> bool:
+        """Whether the server does not get the COMMIT, for now or ever, and the client is cut."""
+        if self._fault_is(Fault.HOLD_COMMIT):
+            self._done()
+            self.held = True
+            self._proxy._held.append((_COMMIT, self._upstream_writer, self._upstream_reader))
+            return True
+        if self._fault_is(Fault.CUT_BEFORE_COMMIT):
+            self._done()
+            return True
+        self._committing = True
+        return False
 
     async def _begin_copy(self, chunk: bytes) -> bytes:
         """Deal with the statement, and return what is left to forward; b"" cuts the client."""
@@ -185,5 +210,10 @@ class _Link:
                     self._done()
                     return
                 self._in_copy = False
+            if self._committing and _COMMITTED in chunk:
+                self._committing = False
+                if self._fault_is(Fault.CUT_AFTER_COMMIT):
+                    self._done()
+                    return
             self._writer.write(chunk)
             await self._writer.drain()

@@ -11,6 +11,7 @@ import pytest
 import uvicorn
 from fastapi import FastAPI
 
+from app.api.decisions_stream import MAX_STREAMS
 from app.db.session import Database
 from app.decisions.stream import BATCH_ROWS
 from tests.decisions.answering import FixedAccess, application, refusal
@@ -169,13 +170,14 @@ async def test_it_ends_when_the_service_stops_and_when_its_time_is_over(
 
 
 async def test_streams_have_a_limit_and_give_their_place_back(
-    client: httpx.AsyncClient, app: FastAPI, access: FixedAccess
+    client: httpx.AsyncClient,
 ) -> None:
     async with AsyncExitStack() as stack:
-        for _ in range(32):
-            events = await stack.enter_async_context(streamed(client))
+        # Kept: a reader that is forgotten hangs up.
+        readers = [await stack.enter_async_context(streamed(client)) for _ in range(MAX_STREAMS)]
+        for events in readers:
             await events.begun()
-        print("TAKEN"); full = await client.get(PATH); print("FULL", full.status_code)
+        full = await client.get(PATH)
         assert refusal(full) == (503, "overloaded")
         assert full.headers["retry-after"] == "1"
     # The server learns that a client has gone when it looks.

@@ -25,7 +25,7 @@ TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
 TRACEPARENT = f"00-{TRACE_ID}-b7ad6b7169203331-01"
 LABELS = {
     "kind", "operation", "code", "le", "result", "route", "method", "status", "reason", "version",
-    "implementation", "backend", "limit", "state", "type"
+    "implementation", "backend", "limit", "state", "table", "type"
 }  # fmt: skip
 
 

@@ -73,7 +73,7 @@
   const soon = () => { clearTimeout(pending); pending = setTimeout(drawAll, 120); };
   drawAll();
   window.addEventListener("resize", soon);
-  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", soon);
+  window.matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 
   // Also what htmx sends, which reads forms the same way.
   document.addEventListener("formdata", (event) => {

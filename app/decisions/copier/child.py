@@ -51,14 +51,17 @@ class CopierChild:
         self._task = asyncio.create_task(self._keep(), name="copier")
 
     async def stop(self) -> None:
-        """Let it store what is there, and end; it is killed where it does not."""
+        """Let it store what is there, and end; it is killed where it does not.
+
+        Between two tries one is started for it.
+        """
         if self._task is not None:
             self._task.cancel()
             with suppress(asyncio.CancelledError):
                 await self._task
         process = self._process
-        if process is None:
-            return
+        if process is None or process.returncode is not None:
+            process = await self._started()
         if process.stdin is not None:
             process.stdin.close()
         try:
@@ -73,13 +76,7 @@ class CopierChild:
         pause_s = _PAUSE_LEAST_S
         while True:
             started_us = self._clock.monotonic_us()
-            process = self._process = await asyncio.create_subprocess_exec(
-                sys.executable, "-c", _ENTRY, msgspec.json.encode(self._order).decode(),
-                stdin=PIPE,
-                env=self._env,
-                # A Ctrl-C at the terminal is for the service, which then ends all in order.
-                start_new_session=True,
-            )  # fmt: skip
+            process = await self._started()
             code = await process.wait()
             self.restarts += 1
             log.error("copier_ended", exit_code=code, restarts=self.restarts)
@@ -87,3 +84,13 @@ class CopierChild:
                 pause_s = _PAUSE_LEAST_S
             await asyncio.sleep(pause_s)
             pause_s = min(2 * pause_s, _PAUSE_MOST_S)
+
+    async def _started(self) -> Process:
+        self._process = await asyncio.create_subprocess_exec(
+            sys.executable, "-c", _ENTRY, msgspec.json.encode(self._order).decode(),
+            stdin=PIPE,
+            env=self._env,
+            # A Ctrl-C at the terminal is for the service, which then ends all in order.
+            start_new_session=True,
+        )  # fmt: skip
+        return self._process

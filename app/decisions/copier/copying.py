@@ -110,12 +110,12 @@ class Copier:
                 continue
             retry_s = self._limits.retry_first_s
             if not stored:
-                if self._draining and not any(tail.waiting for tail in self._tails.values()):
+                if self._draining and not any(t.waiting or t.lives for t in self._tails.values()):
                     return
                 await asyncio.sleep(_IDLE_S)
 
     def drain(self) -> None:
-        """Store what is there without waiting for more, and end."""
+        """Store what is there without waiting for more, and end once no writer lives."""
         self._draining = True
 
     def close(self) -> None:

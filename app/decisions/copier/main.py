@@ -47,14 +47,17 @@ async def _ended(ended: asyncio.Event) -> None:
 
 
 async def _locked(directory: Path, ended: asyncio.Event) -> DirectoryLock | None:
-    """The copier's lock, once one that was there before has ended; None when we have to end."""
-    while not ended.is_set():
+    """The copier's lock, once one that was there before has ended; None when we have to end: then
+    that one stores what is there.
+    """
+    while True:
         with suppress(SpoolInUseError):
             return DirectoryLock(directory, COPIER)
+        if ended.is_set():
+            return None
         with suppress(TimeoutError):
             async with asyncio.timeout(_LOCK_RETRY_S):
                 await ended.wait()
-    return None
 
 
 async def _run(order: CopierOrder) -> None:

@@ -18,6 +18,11 @@ from app.decisions.rollups import (
     OutcomeSums,
 )
 
+# What is stored is removed from the spool: also where a deployment has chosen to wait for less.
+_DURABLE = text(
+    "SELECT set_config('synchronous_commit', 'on', true)"
+    " WHERE current_setting('synchronous_commit') = 'off'"
+)
 _COMMITTED = text("SELECT committed_seq FROM decision_writer WHERE writer_id = :writer_id")
 _BEGIN = text(
     "INSERT INTO decision_writer (writer_id, committed_seq, first_seen_at, committed_at)"
@@ -54,6 +59,7 @@ async def advance(
     """Say how far the rows are stored that this transaction stores. False where `before` is not
     how far they were: then nothing of it may be stored.
     """
+    await session.execute(_DURABLE)
     if before == 0:
         await session.execute(_BEGIN, {"writer_id": writer_id, "now": now})
     values = {"writer_id": writer_id, "before": before, "through": through, "now": now}

@@ -64,6 +64,11 @@ class Tail:
         return len(self._waiting)
 
     @property
+    def lives(self) -> bool:
+        """Whether its writer was there at the last read."""
+        return self._lives
+
+    @property
     def wanted(self) -> bool:
         """Whether somebody waits for what is not stored yet, or nothing more will come."""
         return not self._lives or self.control.wanted > self.committed
