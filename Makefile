@@ -8,7 +8,7 @@ T ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up test lint fmt types openapi migrate bench bench-worker bench-core bench-decisions core-check lock clean
+.PHONY: help setup up browser test faults lint fmt types openapi migrate bench bench-worker bench-core bench-decisions core-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -27,8 +27,14 @@ $(STAMP): requirements-dev.lock pyproject.toml $(CORE)
 up: setup ## start everything on this machine in the foreground: Postgres, migrations, API, worker
 	@exec $(BIN)/nexuskv up $(ARGS)
 
+browser: ## install the browser of the console's tests (Debian, as root)
+	@command -v chromium >/dev/null || { apt-get update -qq && DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium >/dev/null; }
+
 test: setup ## run the tests (T=path for one file)
-	$(BIN)/python -m pytest $(T) $(ARGS)
+	$(BIN)/python -m $(if $(filter tests,$(T)),tests.lanes,pytest $(T)) $(ARGS)
+
+faults: setup ## kill and cut what the history depends on (FAULT_ROUNDS=20 for more of it)
+	$(BIN)/python -m pytest tests/faults $(ARGS)
 
 lint: setup ## ruff, import rules, Cython lint
 	$(BIN)/ruff check .

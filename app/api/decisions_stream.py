@@ -69,9 +69,17 @@ class StreamRoute:
 
 def stream_responses() -> dict[int | str, dict[str, Any]]:
     """What the route answers with, for OpenAPI."""
+    event = {
+        "type": "object",
+        "properties": {
+            "event": {"type": "string", "enum": ["decision", "end"]},
+            "data": {"type": "string", "description": "JSON: a decision, or the `reason`."},
+            "id": {"type": "string", "description": "For `Last-Event-ID`."},
+        },
+    }
     events = {
         "description": "Events until the stream ends.",
-        "content": {MEDIA_TYPE: {"schema": {"type": "string"}}},
+        "content": {MEDIA_TYPE: {"schema": event}},
     }
     return {200: events} | errors_of(ErrorCode.UNKNOWN_FIELD, ErrorCode.TENANT_FORBIDDEN)
 

@@ -71,7 +71,7 @@ class DecisionSums:
 
 @dataclass(slots=True)
 class OutcomeSums:
-    """`compared` are those with a prediction and an observation; `error_counts` are of these."""
+    """`compared` are physical ones with a prediction; `error_counts` are of these."""
 
     outcomes: int = 0
     physical: int = 0
@@ -91,7 +91,8 @@ class OutcomeSums:
         self.tokens += row.tokens or 0
         self.observed_us += row.observed_us or 0
         self.gain_us += row.gain_us or 0
-        if row.predicted_us and row.observed_us is not None:
+        # A protocol that was completed says nothing of how long bytes take.
+        if row.physical and row.predicted_us and row.observed_us is not None:
             self.predicted_us += row.predicted_us
             self.compared += 1
             self.compared_observed_us += row.observed_us

@@ -22,6 +22,7 @@ from tests.fixtures.wire import (
 BRIDGE_PATHS = ("/locus/v1/lookup", "/locus/v1/estimate", "/locus/v1/materialize", "/healthz")
 POLICY_CHECK = "POST /v1/policies:validate"
 POLICY_UPLOADS = ("POST /v1/policies", POLICY_CHECK)
+DAY_S = 86_400
 _numbers = itertools.count()
 _ranks = itertools.count()
 
@@ -41,6 +42,10 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         if case.operation.label in POLICY_UPLOADS:
             # The order holds exactly the enabled backends.
             case.body["backend_priority_order"] = case.body["enabled_transfer_backends"][::-1]
+            # Its names are kinds of decisions.
+            case.body["history_durability"] = dict.fromkeys(
+                ("lookup",), next(iter(case.body.get("history_durability", {}).values()), "spooled")
+            )
         if case.operation.label == "POST /v1/policies/{number}:activate":
             # Another condition than that of now is 412, as it should be.
             case.headers.pop("If-Match", None)
@@ -49,7 +54,9 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         make_history(case)
     if case.operation.label == "GET /v1/decisions/stream":
         # A stream goes on for as long as it may.
-        case.query.setdefault("for_s", 0)
+        for_s = case.query.get("for_s", 0)
+        if isinstance(for_s, int | float) and for_s >= 0:
+            case.query["for_s"] = 0 if for_s <= DAY_S else for_s
 
 
 def make_reachable(case: Case) -> None:
@@ -103,7 +110,6 @@ def make_history(case: Case) -> None:
         case.query.pop("from", None)
         case.query.pop("to", None)
     if label == "GET /v1/decisions/stream":
-        case.query["for_s"] = 0
         case.headers.pop("Last-Event-ID", None)
     if label.startswith("POST /v1/decisions/"):
         for report in case.body.get("reports", [case.body]):

@@ -122,7 +122,7 @@ async def test_a_new_partition_is_like_those_of_the_migration(database: Database
     async with database.read() as session:
         for day in (TODAY, FAR.date()):
             name = {"name": partition_name("decision", day)}
-            assert await session.scalar(indexes, name) == 12
+            assert await session.scalar(indexes, name) == 14
             assert list((await session.scalars(triggers, name)).all()) == ["refuse_change"]
 
 

@@ -108,7 +108,9 @@ async def test_the_sums_are_those_of_the_rows(
         spooled.spool.record(decision)
         if number % 2:
             spooled.spool.record_outcome(
-                an_outcome(decision, predicted_us=1_000, observed_us=2_000, gain_us=number)
+                an_outcome(
+                    decision, physical=True, predicted_us=1_000, observed_us=2_000, gain_us=number
+                )
             )
     assert await spooled.stored()
     async with database.read() as session:

@@ -1,6 +1,7 @@
 """Compares what was promised with what is stored: nothing missing, nothing twice."""
 
 from collections.abc import Iterable
+from datetime import date, datetime
 from pathlib import Path
 from typing import NamedTuple
 
@@ -88,6 +89,20 @@ async def _wrong(session, kind: str) -> Iterable[str]:
         )
         said += [f"{kind} by {step} at {at:%F %R}: {sums} != {rows}" for at, sums, rows in found]
     return said
+
+
+def days_stored(database_url: str) -> dict[date, int]:
+    """How many decisions lie on each UTC day, by the partition that they are in."""
+
+    async def find() -> dict[date, int]:
+        async with Database(database_url, pool_connections=1) as database, database.read() as read:
+            rows = await read.execute(
+                text("SELECT right(tableoid::regclass::text, 8), count(*) FROM decision GROUP BY 1")
+            )
+            return {datetime.strptime(day, "%Y%m%d").date(): count for day, count in rows}  # noqa: DTZ007
+
+    found: dict[date, int] = run_elsewhere(find())
+    return found
 
 
 def writers_left(spool: Path) -> list[str]:

@@ -4,26 +4,35 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
 
-from app.db.embedded import EmbeddedPostgres
-from app.db.migrate import upgrade
+from tests.decisions.conftest import make_spooled, proxied, proxy
 from tests.faults.faulty import FaultyService
-from tests.fixtures.database import fast_directory, run_elsewhere
+from tests.fixtures.database import TestServer, fast_directory
 
+__all__ = ["make_spooled", "proxied", "proxy"]
 MakeService = Callable[..., FaultyService]
+
+
+@contextmanager
+def passable_directory() -> Iterator[Path]:
+    """One that every user can pass through: as root, Postgres runs as another one."""
+    path = Path(tempfile.mkdtemp(prefix="nexuskv-faults-", dir=fast_directory()))
+    if os.geteuid() == 0:
+        path.chmod(0o711)
+    try:
+        yield path
+    finally:
+        shutil.rmtree(path)
 
 
 @pytest.fixture
 def place() -> Iterator[Path]:
-    """A directory every user can pass through: as root, Postgres runs as another one."""
-    path = Path(tempfile.mkdtemp(prefix="nexuskv-faults-", dir=fast_directory()))
-    if os.geteuid() == 0:
-        path.chmod(0o711)
-    yield path
-    shutil.rmtree(path)
+    with passable_directory() as path:
+        yield path
 
 
 @pytest.fixture
@@ -43,18 +52,25 @@ def make_service(place: Path) -> Iterator[MakeService]:
         service.discard()
 
 
-@pytest.fixture
-def faulty(make_service: MakeService, database_url: str) -> FaultyService:
-    """One on this test's database, with a state to find."""
-    service = make_service(database_url)
-    service.start()
-    service.register()
-    return service
+@pytest.fixture(scope="session")
+def shared_faulty(test_server: TestServer) -> Iterator[FaultyService]:
+    name, url = test_server.clone()
+    with passable_directory() as directory:
+        service = FaultyService(url, directory)
+        service.start()
+        service.register()
+        yield service
+        service.discard()
+    test_server.drop(name)
 
 
 @pytest.fixture
-def cluster(place: Path) -> Iterator[EmbeddedPostgres]:
-    """A Postgres of this test alone, to stop: what it commits is on the disk, as in production."""
-    with EmbeddedPostgres(place / "postgres") as server:
-        run_elsewhere(upgrade(server.url))
-        yield server
+def faulty(shared_faulty: FaultyService) -> FaultyService:
+    """A running one with a state to find, for all tests that leave it well: starts take long.
+
+    What was acknowledged in tests before is looked for as well.
+    """
+    process = shared_faulty.process
+    if process is None or process.poll() is not None:
+        shared_faulty.start()
+    return shared_faulty

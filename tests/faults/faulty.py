@@ -1,17 +1,29 @@
 """A `nexuskv serve` with its copier in hand: paused, killed, started again."""
 
+import json
 import os
 import signal
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.faults.checker import writers_left
 from tests.faults.load import Acknowledged, Load
 from tests.fixtures.service import ServiceProcess
 from tests.fixtures.wire import new_tenant, register, registration
 from tests.process.waiting import until
 
-ROUNDS = max(1, int(os.environ.get("FAULT_ROUNDS", "3")))
+ROUNDS = max(1, int(os.environ.get("FAULT_ROUNDS", "2")))
+# `serve` with a drain that a test can wait for; everything else is as it is.
+SHORT_DRAIN_S = 1.0
+SHORT_DRAIN = f"""
+import functools, sys
+from app.cli import cli, serve
+serve.Settings = functools.partial(serve.Settings, drain_s={SHORT_DRAIN_S})
+cli(sys.argv[1:])
+"""
 COPIER = b"app.decisions.copier.main"
 
 
@@ -30,13 +42,40 @@ class FaultyService(ServiceProcess):
         with self.client() as client:
             register(client, registration(self.tenant))
 
-    def load(self, **options) -> Load:
+    def load(self, url: str | None = None, **options) -> Load:
+        """Wherever the service is, or at an address of its own that stays."""
         return Load(
-            lambda: self.url,
+            lambda: url or self.url,
             self.admin_key,
             self.tenant,
             acknowledged=self.acknowledged,
             **options,
+        )
+
+    def readers(self) -> dict[int, str]:
+        """The processes that answer now, and where each does alone, by the ready file."""
+        found = json.loads((self.directory / "ready.json").read_text())
+        return {one["pid"]: one["url"] for one in found["processes"] if one["role"] == "reader"}
+
+    def metric(self, name: str, **labels: str) -> float:
+        with self.client("") as client:
+            text = client.get("/metrics").raise_for_status().text
+        (value,) = [
+            sample.value
+            for family in text_string_to_metric_families(text)
+            for sample in family.samples
+            if (sample.name, sample.labels) == (name, labels)
+        ]
+        return float(value)
+
+    def settle(self) -> None:
+        """Returns once all that was recorded is stored, and what dead writers left is gone."""
+        until(
+            lambda: (
+                self.metric("nexuskv_decisions_queued") == 0 and len(writers_left(self.spool)) == 1
+            ),
+            "all is stored",
+            within_s=60,
         )
 
     def copier(self) -> int:

@@ -74,12 +74,15 @@ def test_every_step_sums_up_to_the_same(rows: list[tuple[int, int, str]]) -> Non
     assert all(group.kind == DecisionKind.LOOKUP for group in made.decisions)
 
 
-def test_an_outcome_without_a_prediction_is_not_compared() -> None:
+def test_only_bytes_with_a_prediction_are_compared() -> None:
     decision = a_decision()
-    made = fold([], [an_outcome(decision), an_outcome(decision, predicted_us=600)])
+    protocol = an_outcome(decision, predicted_us=600)
+    made = fold(
+        [], [an_outcome(decision, physical=True), protocol, protocol._replace(physical=True)]
+    )
     (sums,) = {id(each): each for g, each in made.outcomes.items() if g.step == "day"}.values()
     assert (sums.outcomes, sums.compared, sums.predicted_us, sums.compared_observed_us) == (
-        2, 1, 600, 1200,
+        3, 1, 600, 1200,
     )  # fmt: skip
     assert sums.error_counts[bucket_of(ERROR_BOUNDS, 2.0)] == 1
     assert DecisionSums().decisions == 0
