@@ -88,6 +88,13 @@ class WriteSession(ReadSession):
     Whatever accepts a `ReadSession` also works inside a write; the reverse does not type-check.
     """
 
+    async def execute_many(
+        self, statement: TextClause, values: Sequence[Mapping[str, Any]]
+    ) -> None:
+        """One statement with each of the values, in their order and without a round trip each."""
+        prepared = self._statements.prepared(statement)
+        await self._driver.executemany(prepared.sql, [arguments(prepared, one) for one in values])
+
     async def copy_lines(self, table: str, columns: Sequence[str], lines: Sequence[bytes]) -> None:
         """Append rows given as lines of `app.db.copy_text` by one COPY.
 

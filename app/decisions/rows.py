@@ -5,7 +5,8 @@ whoever stores it. In the spool UUIDs are 16 bytes and JSON is text that is enco
 """
 
 from datetime import UTC, datetime, timedelta
-from typing import Any, Final
+from functools import lru_cache
+from typing import Any, Final, cast
 from uuid import UUID
 
 import msgspec
@@ -100,8 +101,18 @@ class OutcomeRecord(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=Fals
 
 encode: Final = msgspec.msgpack.Encoder(uuid_format="bytes").encode
 _decode: Final = msgspec.msgpack.Decoder(LookupRow | DecisionRecord | OutcomeRecord).decode
-_scope: Final = msgspec.msgpack.Decoder(LookupScope).decode
-_end: Final = msgspec.msgpack.Decoder(LookupEnd).decode
+_scope_decoder: Final = msgspec.msgpack.Decoder(LookupScope)
+_end_decoder: Final = msgspec.msgpack.Decoder(LookupEnd)
+
+
+@lru_cache(maxsize=4_096)
+def _scope(encoded: bytes) -> LookupScope:
+    return _scope_decoder.decode(encoded)
+
+
+@lru_cache(maxsize=64)
+def _end(encoded: bytes) -> LookupEnd:
+    return _end_decoder.decode(encoded)
 
 
 def encode_decision(row: Decision) -> bytes:
@@ -157,9 +168,10 @@ def _outcome(fields: list[Any]) -> Outcome:
     return Outcome(*fields)
 
 
-_KINDS: Final = {each.value: each for each in DecisionKind}
-_OUTCOMES: Final = {each.value: each for each in DecisionOutcome}
-_STATUSES: Final = {each.value: each for each in OutcomeStatus}
+# Plain strings, which are what is stored: a member of an enum costs with each use.
+_KINDS: Final = {each.value: cast("DecisionKind", each.value) for each in DecisionKind}
+_OUTCOMES: Final = {each.value: cast("DecisionOutcome", each.value) for each in DecisionOutcome}
+_STATUSES: Final = {each.value: cast("OutcomeStatus", each.value) for each in OutcomeStatus}
 _KIND, _OUTCOME = Decision._fields.index("kind"), Decision._fields.index("outcome")
 _STATUS: Final = Outcome._fields.index("status")
 _DECISION_UUIDS: Final = [
@@ -168,7 +180,7 @@ _DECISION_UUIDS: Final = [
 
 
 def _lookup(seen: LookupRow) -> Decision:
-    scope, end, winner = _scope(seen.scope), _end(seen.end), seen.winner
+    scope, end, winner = _scope(bytes(seen.scope)), _end(bytes(seen.end)), seen.winner
     decision_id = FastUUID(seen.decision_id)
     inputs = (
         f'{scope.inputs},"query_tokens":{seen.query_tokens},'
@@ -180,7 +192,7 @@ def _lookup(seen: LookupRow) -> Decision:
         tenant=scope.tenant,
         namespace=scope.namespace,
         model=scope.model,
-        kind=DecisionKind.LOOKUP,
+        kind=_KINDS["lookup"],
         outcome=_OUTCOMES[end.outcome],
         fallback_reason=seen.reason,
         identity_hash=seen.identity_hash,

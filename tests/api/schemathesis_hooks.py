@@ -52,11 +52,19 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         make_query(case)
         make_engine(case)
         make_history(case)
-    if case.operation.label == "GET /v1/decisions/stream":
+    if case.operation.label == "GET /v1/decisions/stream" and is_a_time(case.query.get("for_s")):
         # A stream goes on for as long as it may.
-        for_s = case.query.get("for_s", 0)
-        if isinstance(for_s, int | float) and for_s >= 0:
-            case.query["for_s"] = 0 if for_s <= DAY_S else for_s
+        case.query["for_s"] = 0
+
+
+def is_a_time(for_s: Any) -> bool:
+    """Whether a stream would begin: without one, too, and with one in a list."""
+    if not for_s:
+        return True
+    try:
+        return 0 <= float(for_s[0] if isinstance(for_s, list) else for_s) <= DAY_S
+    except (TypeError, ValueError):
+        return False
 
 
 def make_reachable(case: Case) -> None:

@@ -1,7 +1,7 @@
 """The SQL of storing: batches of rows, how far a writer's rows are stored, gaps, and rollups."""
 
 from collections.abc import Sequence
-from dataclasses import asdict, fields
+from dataclasses import fields
 from datetime import datetime
 from typing import Any, Final, NamedTuple
 from uuid import UUID
@@ -87,10 +87,18 @@ async def add_gaps(
 
 async def add_rollups(session: WriteSession, increments: Increments) -> None:
     """Let the sums grow. In one order, so that two who do it at once do not wait crosswise."""
-    for group, sums in sorted(increments.decisions.items(), key=_group):
-        await session.execute(_ADD_DECISIONS, {**group._asdict(), **asdict(sums)})
-    for key, amounts in sorted(increments.outcomes.items(), key=_group):
-        await session.execute(_ADD_OUTCOMES, {**key._asdict(), **asdict(amounts)})
+    for statement, groups in (
+        (_ADD_DECISIONS, increments.decisions),
+        (_ADD_OUTCOMES, increments.outcomes),
+    ):
+        ordered: list[tuple[Any, Any]] = sorted(groups.items(), key=_group)
+        if ordered:
+            values = [{**group._asdict(), **_sums(sums)} for group, sums in ordered]
+            await session.execute_many(statement, values)
+
+
+def _sums(sums: DecisionSums | OutcomeSums) -> dict[str, Any]:
+    return {name: getattr(sums, name) for name in sums.__slots__}
 
 
 def _group(one: tuple[Any, object]) -> Any:
