@@ -24,6 +24,8 @@ RUN /opt/venv/bin/pip install --no-deps --target /srv/nexuskv dist/*.whl
 
 FROM python:3.12-slim
 RUN useradd --system --uid 10001 --user-group --no-create-home --shell /usr/sbin/nologin nexuskv
+# Decisions lie here until they are in Postgres: mount a volume, and they outlive the container.
+RUN install -d -o 10001 -g 10001 -m 700 /var/lib/nexuskv
 COPY --from=build /opt/venv /opt/venv
 COPY --from=build /srv/nexuskv /srv/nexuskv
 WORKDIR /srv/nexuskv
@@ -32,7 +34,8 @@ COPY policies/ policies/
 COPY openapi/ openapi/
 ENV PATH=/srv/nexuskv/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/srv/nexuskv \
-    PYTHONUNBUFFERED=1
+    PYTHONUNBUFFERED=1 \
+    NEXUSKV_SPOOL_DIR=/var/lib/nexuskv/spool
 USER 10001
 EXPOSE 9099
 # Liveness only: a service that waits for its database is alive, and restarting it helps nobody.

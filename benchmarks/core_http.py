@@ -140,6 +140,7 @@ def _nexus(url: str, scratch: Path) -> Iterator[tuple[int, str]]:
     env = os.environ | {
         "NEXUSKV_DATABASE_URL": url,
         "NEXUSKV_HANDLE_SECRET": service.SECRET,
+        "NEXUSKV_SPOOL_DIR": str(scratch / "spool"),
         "NEXUSKV_ENGINE_HOSTS": "127.0.0.1",
         # Nothing more is said after the load.
         "NEXUSKV_ENGINE_STALE_S": "3600",

@@ -31,6 +31,7 @@ from app.db.session import Database
 from app.decisions.partitions import ensure_day, ensure_partitions
 from benchmarks import decisions_rows
 from benchmarks.decisions_rows import Loaded
+from benchmarks.decisions_write import measure_writing
 from benchmarks.report import Bar, Report
 from benchmarks.service import SECRET, new_key, wait_for
 
@@ -272,16 +273,22 @@ def measure_reading(url: str, report: Report, rows: int, directory: Path) -> Non
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rows", type=int, default=5_000_000, help="decisions to read among")
+    asked.add_argument(
+        "--rounds", type=int, default=8, help="of lookups with and without recording"
+    )
+    asked.add_argument("--sustained-s", type=int, default=60, help="how long the rate is held")
+    asked.add_argument("--only", choices=("read", "write"), help="one part")
     options = asked.parse_args()
-    command = f'make bench-decisions ARGS="--rows {options.rows}"'
-    report = Report("decisions", [command])
-    # On disk: ten gigabytes of it. Without fsync, as nothing here waits for a disk to write.
-    with tempfile.TemporaryDirectory(prefix="nexuskv-bench-") as scratch:
-        directory = Path(scratch)
-        directory.chmod(0o711)
-        with EmbeddedPostgres(directory / "postgres", durable=False) as postgres:
-            measure_reading(postgres.url, report, options.rows, directory)
-    # The writing part, `benchmarks.decisions_write`, has its own database and adds to this report.
+    report = Report("decisions", [" ".join(["make bench-decisions", *sys.argv[1:]])])
+    if options.only != "read":
+        measure_writing(report, rounds=options.rounds, sustained_s=options.sustained_s)
+    if options.only != "write":
+        # On disk: ten gigabytes of it. Without fsync, as nothing here waits for a disk to write.
+        with tempfile.TemporaryDirectory(prefix="nexuskv-bench-") as scratch:
+            directory = Path(scratch)
+            directory.chmod(0o711)
+            with EmbeddedPostgres(directory / "postgres", durable=False) as postgres:
+                measure_reading(postgres.url, report, options.rows, directory)
     print(f"\n{report.write()}")
     report.show()
 

@@ -1,4 +1,4 @@
-"""The writing part of `benchmarks.decisions`: what recording costs a lookup, and what the copier does.
+"""The writing part of `benchmarks.decisions`: what recording costs, and what the copier does.
 
 Cost: two services, one of which records nothing, are asked the same in turns; CPU of the API's
 process alone, as the copier is another one. Rate: a process appends so many rows a second to a
@@ -20,6 +20,7 @@ import msgspec
 import orjson
 
 from app.clock import SystemClock, SystemIds
+from app.db.embedded import EmbeddedPostgres
 from app.decisions.copier.main import CopierOrder
 from app.decisions.record import Action, DecisionOutcome
 from app.decisions.rows import LookupEnd, LookupRow, LookupScope, LookupWinner, encode
@@ -42,11 +43,11 @@ def measure_writing(report: Report, *, rounds: int, sustained_s: int) -> None:
         directory.chmod(0o711)
         # Its processes stay on the core of the load, as an API's do on theirs.
         os.sched_setaffinity(0, {service.LOAD_CORE})
-        with service.EmbeddedPostgres(directory / "data") as postgres:
+        with EmbeddedPostgres(directory / "data") as postgres:
             key = asyncio.run(service.prepare(postgres.url))
             _measure_cost(report, postgres.url, key, directory, rounds)
         os.sched_setaffinity(0, {service.SERVER_CORE, service.LOAD_CORE})
-        with service.EmbeddedPostgres(directory / "data") as postgres:
+        with EmbeddedPostgres(directory / "data") as postgres:
             _measure_drain(report, postgres.url, directory)
             _measure_rate(report, postgres.url, directory, sustained_s)
 

@@ -238,6 +238,7 @@ def measure_http(url: str, report: Report, *, rounds: int, duration_s: float) ->
         command = [sys.executable, "-m", "app.cli", "serve", "--listen", "127.0.0.1:0"]
         command += ["--ready-file", str(ready), "--log-level", "warning"]
         env = os.environ | {"NEXUSKV_DATABASE_URL": url, "NEXUSKV_HANDLE_SECRET": SECRET}
+        env["NEXUSKV_SPOOL_DIR"] = f"{scratch}/spool"
         with server(command, env=env) as service:
             base_url = wait_for(ready)["base_url"]
             entries = [registration(number, QUERY_TOKENS) for number in range(BODIES)]

@@ -150,6 +150,15 @@ def test_the_data_of_postgres_is_on_a_volume_where_version_18_keeps_it(services)
     assert services["migrate"]["command"] == ["migrate"]
 
 
+def test_what_the_api_has_not_stored_yet_outlives_its_container(services):
+    (mount,) = services["api"]["volumes"]
+    assert (mount["type"], mount["target"]) == ("volume", "/var/lib/nexuskv")
+    dockerfile = (ROOT / "Dockerfile").read_text()
+    assert "NEXUSKV_SPOOL_DIR=/var/lib/nexuskv/spool" in dockerfile
+    # A new volume takes its owner from the folder in the image.
+    assert "install -d -o 10001 -g 10001 -m 700 /var/lib/nexuskv" in dockerfile
+
+
 @pytest.fixture(scope="module")
 def observing():
     """The services of the profile, as Compose resolves them."""

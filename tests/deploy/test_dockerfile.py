@@ -17,7 +17,7 @@ BUILD, RUNTIME = STAGES
 IGNORE = DockerIgnore((ROOT / ".dockerignore").read_text())
 # Steps that only an image has use for; every other RUN is carried out.
 OF_THE_IMAGE = re.compile(
-    r"apt-get update .*|python -m venv /opt/venv|useradd .*"
+    r"apt-get update .*|python -m venv /opt/venv|useradd .*|install -d .*"
     r"|/opt/venv/bin/pip install --require-hashes .*"
 )
 
