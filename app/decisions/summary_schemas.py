@@ -116,7 +116,7 @@ class OutcomesView(BaseModel):
 class PredictionView(BaseModel):
     """Observed time over predicted time: 1 is exact, 2 is twice as long as predicted."""
 
-    compared: int = Field(description="Outcomes that have both.")
+    compared: int = Field(description="Moves with both, whose bytes a worker verified.")
     p50: float | None
     p90: float | None
     p99: float | None

@@ -132,7 +132,8 @@ class _Link:
         # Whether the transaction has a COPY, and whether the server has its COMMIT.
         self._copied = False
         self._committing = False
-        self.held = False
+        # What the server is to get later.
+        self._kept = b""
 
     async def run(self) -> None:
         with suppress(ConnectionError):
@@ -143,6 +144,15 @@ class _Link:
                 for way in ways:
                     way.cancel()
                 await asyncio.gather(*ways, return_exceptions=True)
+                if self._kept:
+                    # Nobody reads the server's answers any more.
+                    self._proxy._held.append(
+                        (self._kept, self._upstream_writer, self._upstream_reader)
+                    )
+
+    @property
+    def held(self) -> bool:
+        return bool(self._kept)
 
     def _fault_is(self, fault: Fault) -> bool:
         faults = self._proxy.faults
@@ -170,8 +180,7 @@ class _Link:
         """Whether the server does not get the COMMIT, for now or ever, and the client is cut."""
         if self._fault_is(Fault.HOLD_COMMIT):
             self._done()
-            self.held = True
-            self._proxy._held.append((_COMMIT, self._upstream_writer, self._upstream_reader))
+            self._kept = _COMMIT
             return True
         if self._fault_is(Fault.CUT_BEFORE_COMMIT):
             self._done()
@@ -186,8 +195,7 @@ class _Link:
             while not chunk.endswith(_COPY_DONE):
                 chunk += await self._reader.read(_CHUNK_BYTES)
             self._done()
-            self.held = True
-            self._proxy._held.append((chunk, self._upstream_writer, self._upstream_reader))
+            self._kept = chunk
             return b""
         hook, self._proxy.on_copy = self._proxy.on_copy, None
         cut = self._fault_is(Fault.CUT_BEFORE_DATA)

@@ -82,6 +82,7 @@ def a_day() -> tuple[list[Decision], list[Outcome]]:
         an_outcome(
             move,
             **copied,
+            physical=True,
             observed_us=observed_us,
             predicted_us=1_000,
             recompute_us=9_000,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from app.decisions.cursor import Position, cursor_after, position_of
+from app.decisions.cursor import Moment, Place, Position, cursor_after, place_of
 from app.errors import ErrorCode, NexusError
 from app.paging import (
     MAX_CURSOR_CHARS,
@@ -21,7 +21,8 @@ POSITION = Position(
     datetime(2026, 8, 1, 12, 30, 15, 123456, tzinfo=UTC),
     UUID("01990000-0000-7000-8000-000000000001"),
 )
-CURSOR = cursor_after(POSITION, FILTERS)
+PLACE = Place(POSITION, Moment.read("100:110:101,105"))
+CURSOR = cursor_after(PLACE, FILTERS)
 
 
 def code_of(
@@ -40,11 +41,11 @@ def refused(cursor: str, filters: dict[str, object] | None = None, kind: str = "
 
 
 def test_a_position_survives_to_the_microsecond() -> None:
-    assert position_of(CURSOR, FILTERS) == POSITION
+    assert place_of(CURSOR, FILTERS) == PLACE
 
 
 def test_absent_filters_and_their_order_do_not_matter() -> None:
-    assert position_of(CURSOR, {"kind": "lookup", "tenant": "acme"}) == POSITION
+    assert place_of(CURSOR, {"kind": "lookup", "tenant": "acme"}) == PLACE
 
 
 @pytest.mark.parametrize(
