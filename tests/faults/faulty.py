@@ -74,7 +74,7 @@ class FaultyService(ServiceProcess):
             lambda: (
                 self.metric("nexuskv_decisions_queued") == 0 and len(writers_left(self.spool)) == 1
             ),
-            f"all is stored: {self.metric('nexuskv_decisions_queued')}, {writers_left(self.spool)}\n{self.log()[-6000:]}",
+            "all is stored",
             within_s=60,
         )
 

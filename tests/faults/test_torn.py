@@ -3,6 +3,7 @@
 Pure of Postgres: what the copier would store is what its tail reads.
 """
 
+import fcntl
 import mmap
 import tempfile
 from pathlib import Path
@@ -217,6 +218,25 @@ def test_a_segment_that_is_none_is_set_aside_and_its_rows_are_a_gap(tmp_path: Pa
     ]
     # For a person to look at; no copier finds the writer again.
     assert [path.name for path in left.directory.iterdir()] == ["000000000002.refused"]
+
+
+def test_losses_of_a_living_writer_are_told_when_they_end(tmp_path: Path) -> None:
+    left = Left(tmp_path, list(range(1, 11)), recorded=14)
+    with (left.directory / "control").open("r+b") as writer:
+        fcntl.flock(writer, fcntl.LOCK_EX)
+        tail = Tail(left.directory, Control(left.directory, writer=False), 0)
+        reads = 0
+        while tail.waiting < 11:
+            # The writer goes on to lose rows for a while.
+            tail.control.note_lost(14 + min(reads, 30), 4)
+            tail.read(most_entries=100, most_bytes=1 << 20)
+            reads += 1
+            assert reads < 1_000
+        entries = tail.batch(100)
+        assert kept(entries) == set(range(1, 11))
+        assert entries[-1] == Entry(11, 44, None, NO_ROOM)
+        assert (tail.lives, tail.finished) == (True, False)
+        tail.close()
 
 
 def test_what_is_torn_is_told_once_also_by_a_copier_that_reads_it_again(tmp_path: Path) -> None:

@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 NO_ROOM: Final = "no_room"
 TORN: Final = "torn"
 UNREADABLE: Final = "unreadable"
+# So often is it looked whether losses go on, before they are taken to have ended.
+_STILL_READS: Final = 100
 
 
 class Entry(NamedTuple):
@@ -48,8 +50,9 @@ class Tail:
         self._waiting_bytes = 0
         self._read = committed
         self._lives = True
-        # Whether the writer is gone and all that it left was read.
-        self._exhausted = False
+        # Up to which number a living writer has lost rows, and how often that was found since.
+        self._last_lost = 0
+        self._found_still = 0
         # The last number that was met in a segment, stored or not, and whether bytes behind it were
         # passed over that may have been rows.
         self._seen = 0
@@ -85,8 +88,10 @@ class Tail:
             if isinstance(found, Frame):
                 self._take(found)
             elif not self._pass_over(torn=found is not None):
-                if not self._lives and not self._exhausted:
+                if not self._lives:
                     self._end()
+                elif found is None:
+                    self._rest()
                 break
 
     def _take(self, frame: Frame) -> None:
@@ -107,6 +112,21 @@ class Tail:
         self._waiting.append(entry)
         self._waiting_bytes += len(frame.payload)
         self._read = frame.seq
+
+    def _rest(self) -> None:
+        """The writer lives, and nothing follows for now: losses that have ended are told.
+
+        Those that go on are told as one, with the next row.
+        """
+        lost = self.control.recorded
+        if lost <= self._read or not self._readers or self._readers[-1].ended:
+            return
+        if lost != self._last_lost:
+            self._last_lost, self._found_still = lost, 0
+        self._found_still += 1
+        if self._found_still >= _STILL_READS:
+            self._waiting.append(Entry(self._read + 1, lost, None, NO_ROOM))
+            self._read = lost
 
     def _pass_over(self, *, torn: bool) -> bool:
         """Whether to read on, at the end of what is whole in this segment."""
