@@ -5,7 +5,7 @@ encoding each of its columns by itself, and the decisions are the largest part o
 Format: https://www.postgresql.org/docs/current/sql-copy.html, "Text Format".
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from datetime import datetime
 from functools import lru_cache
 from types import NoneType
@@ -62,11 +62,12 @@ def _array(values: tuple[str, ...]) -> str:
     return array_field(values)
 
 
-def line(values: Sequence[Any]) -> bytes:
+def line(row: Iterable[Any]) -> bytes:
     """A whole row, with its line end. Raises UnicodeEncodeError for a lone surrogate.
 
     Most rows have nothing to escape: then the whole line is looked at once, and not each value.
     """
+    values = tuple(row)
     types = list(map(type, values))
     # Spelt out: a call for each of the values would be most of what a row costs.
     text = _SEPARATOR.join(

@@ -3,7 +3,6 @@
 import asyncio
 import shutil
 import tempfile
-from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 from typing import Final
@@ -95,8 +94,8 @@ class Recording:
             self._copier.drain()
             await asyncio.wait((self._task,), timeout=drain_s)
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
+            # What keeps it from storing is in its log; the rows are counted as left.
+            await asyncio.gather(self._task, return_exceptions=True)
             self._copier.close()
         left = await self._left(drain_s if self._place is CopierPlace.ELSEWHERE else 0.0)
         if self._lock is not None:

@@ -110,7 +110,11 @@ def reach(matcher: EngineMatcher, seed: int) -> tuple[str, int, list[tuple[str, 
     result, asked, found = at_once(
         matcher.reached_in_slices(Filter("t", "m"), tokens, Slices(), now_us=now_us)
     )
-    return result, asked, [(seen.view.spec.instance_id, one.tokens) for seen, one in found]
+    return (
+        result,
+        asked,
+        [(share.seen.view.spec.instance_id, share.reach.tokens) for share in found],
+    )
 
 
 def timeless(match: Match) -> Match:

@@ -132,7 +132,7 @@ def test_metrics_move_and_name_no_tenant(service: ServiceProcess) -> None:
     assert moved("nexuskv_http_requests_total", **one) == 1
     none = {"route": "unmatched", "method": "GET", "status": "4xx"}
     assert moved("nexuskv_http_requests_total", **none) == 1
-    assert after["nexuskv_decisions_lost_total", (("reason", "queue_full"),)] == 0
+    assert after["nexuskv_decisions_lost_total", (("reason", "no_room"),)] == 0
     labels = {name for _, pairs in after for name, _ in pairs}
     assert labels <= LABELS
     values = {value for _, pairs in after for _, value in pairs}

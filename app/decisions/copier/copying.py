@@ -48,6 +48,9 @@ _IDLE_S: Final = 0.01
 _READ_ON_ENTRIES: Final = 50
 _LOOK_S: Final = 0.2
 _US_PER_S: Final = 1_000_000
+# With its service Postgres may be ended as well.
+_UNWELL_DRAIN_US: Final = 3_000_000
+_DRAIN_RETRY_S: Final = 0.5
 
 
 class OvertakenError(Exception):
@@ -91,12 +94,16 @@ class Copier:
         self.copied = 0
 
     async def run(self) -> None:
-        """Copies until it is cancelled, or `drain` was called and nothing is left."""
+        """Copies until it is cancelled, or `drain` was called and nothing is left.
+
+        Raises what keeps it from draining for seconds: what is left is for the next copier.
+        """
         retry_s = self._limits.retry_first_s
+        given_up_us: int | None = None
         while True:
             try:
                 stored = await self._round()
-            except Exception as error:  # noqa: BLE001 - a copier that dies leaves all that follows
+            except Exception as error:
                 log.warning(
                     "decisions_not_copied",
                     error=type(error).__name__,
@@ -104,11 +111,17 @@ class Copier:
                     retry_s=retry_s,
                 )
                 await asyncio.sleep(retry_s * (0.5 + 0.5 * self._jitter()))
-                retry_s = min(2 * retry_s, self._limits.retry_max_s)
+                most_s = _DRAIN_RETRY_S if self._draining else self._limits.retry_max_s
+                retry_s = min(2 * retry_s, most_s)
+                if self._draining:
+                    now_us = self._clock.monotonic_us()
+                    given_up_us = given_up_us or now_us + _UNWELL_DRAIN_US
+                    if now_us >= given_up_us:
+                        raise
                 # What is stored is not known for sure: it is read again.
                 self._forget()
                 continue
-            retry_s = self._limits.retry_first_s
+            retry_s, given_up_us = self._limits.retry_first_s, None
             if not stored:
                 if self._draining and not any(t.waiting or t.lives for t in self._tails.values()):
                     return

@@ -84,8 +84,14 @@ async def _run(order: CopierOrder) -> None:
             if not copying.done():
                 log.warning("spool_left_for_later", directory=order.directory)
                 copying.cancel()
-            with suppress(asyncio.CancelledError):
+            try:
                 await copying
+            except asyncio.CancelledError:
+                pass
+            except Exception as error:  # noqa: BLE001 - the rows stay, and the next one stores them
+                log.warning(
+                    "spool_left_for_later", directory=order.directory, error=type(error).__name__
+                )
             copier.close()
             ending.cancel()
         lock.release()
