@@ -1,7 +1,7 @@
 """The whole suite in two processes, for two cores: `python -m tests.lanes [PYTEST OPTIONS]`.
 
-Beside the tests that wait for services, one after the other, run those that only compute. Their
-output follows at the end. The status is that of the lane that failed.
+Beside most of the tests with services, one after the other, run those that compute and some others.
+Their output follows at the end. The status is that of the lane that failed.
 """
 
 import subprocess
@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import IO
 
 ROOT = Path(__file__).resolve().parents[1]
-COMPUTING = [
+BESIDE = [
     "tests/api/test_schemathesis.py",
     "tests/core",
     "tests/db",
     "tests/deploy",
+    "tests/faults",
     "tests/index",
     "tests/tidy",
     "tests/unit",
@@ -30,9 +31,9 @@ def lane(arguments: list[str], output: IO[bytes] | None) -> subprocess.Popen[byt
 
 def main() -> int:
     """0 where both lanes passed."""
-    others = ["tests", *(f"--ignore={path}" for path in COMPUTING)]
+    others = ["tests", *(f"--ignore={path}" for path in BESIDE)]
     with tempfile.TemporaryFile() as output:
-        beside = lane(["-p", "no:cacheprovider", *COMPUTING], output)
+        beside = lane(["-p", "no:cacheprovider", *BESIDE], output)
         try:
             status = lane(others, None).wait()
             status = beside.wait() or status
