@@ -114,7 +114,9 @@ class _Up(ServerRun):
         assert self.worker is not None
         known = workers.get(self.worker.node)
         ready = self.worker.ready()
-        return known is not None and ready is not None and known.instance_id == ready.instance_id
+        if known is None or ready is None or not known.available:
+            return False
+        return known.instance_id == ready.instance_id
 
     def announce(self, listening: Listening) -> None:
         say = Console(soft_wrap=True, highlight=False).print
