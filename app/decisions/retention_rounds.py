@@ -13,6 +13,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from functools import partial
 from typing import Final
 
+import asyncpg
 import structlog
 
 from app.clock import Clock
@@ -253,7 +254,16 @@ async def _turn(database: Database, statement_timeout_s: float) -> AsyncGenerato
     ) as own:
         with translated_errors():
             turn = await own.engine.connect()
+        driver = (await turn.get_raw_connection()).driver_connection
         try:
-            yield own if await take_removal_turn(turn) else None
+            taken = await take_removal_turn(turn)
+        except BaseException:
+            # Cut short it may have the lock or not: it is ended, and not handed back.
+            if isinstance(driver, asyncpg.Connection):
+                driver.terminate()
+            await turn.invalidate()
+            raise
+        try:
+            yield own if taken else None
         finally:
             await turn.close()
