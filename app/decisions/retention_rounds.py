@@ -38,6 +38,7 @@ from app.decisions.retention_repository import (
     take_removal_turn,
 )
 
+_END_S: Final = 3.0
 _INTERVAL_S: Final = 3600.0
 _DAYS_PER_ROUND: Final = 7
 _BATCH_ROWS: Final = 1_000
@@ -98,11 +99,24 @@ class HistoryKeeper:
             except Exception as error:  # noqa: BLE001 - a late row makes a missing day by itself
                 log.warning("partitions_not_ensured", cause=repr(error))
             try:
-                await self.remove()
+                await self._whole_round()
             except Exception as error:  # noqa: BLE001 - the next round goes on where this one ended
                 self.rounds["failed"] += 1
                 log.warning("history_not_removed", cause=repr(error))
             await asyncio.sleep(_INTERVAL_S)
+
+    async def _whole_round(self) -> None:
+        """`remove`; one that is told to end goes on for a moment, so that none is cut in the middle
+        of a statement, whose connection nobody could close in order.
+        """
+        going_on = asyncio.create_task(self.remove())
+        try:
+            await asyncio.shield(going_on)
+        except asyncio.CancelledError:
+            await asyncio.wait((going_on,), timeout=_END_S)
+            going_on.cancel()
+            await asyncio.gather(going_on, return_exceptions=True)
+            raise
 
     async def prepare(self) -> None:
         """Makes the partitions of the days ahead. Raises NexusError when it cannot."""
