@@ -29,7 +29,7 @@ from benchmarks import service
 from benchmarks.report import Bar, Report
 
 COST_BAR_US, RATE_BAR, DRAIN_BAR, GROWTH_BAR_BYTES = 15.0, 5_000.0, 12_000.0, 16 * 1024 * 1024
-ROUND_S = 2.0
+ROUND_S = 1.0
 TICK_S = 0.01
 DRAINED_ROWS = 300_000
 SETTLED_S = 15
@@ -95,7 +95,9 @@ def _serving(url: str, directory: Path, name: str, module: str) -> Iterator[tupl
         "NEXUSKV_SPOOL_DIR": str(directory / f"spool-{name}"),
     }
     with service.server(command, env=env) as process:
-        yield process.pid, service.wait_for(ready)["base_url"]
+        base_url = service.wait_for(ready)["base_url"]
+        service.place_children(process.pid, service.LOAD_CORE)
+        yield process.pid, base_url
 
 
 # ---- the copier
@@ -117,7 +119,7 @@ class _Rows:
         self._end = msgspec.Raw(encode(LookupEnd(DecisionOutcome.HIT, Action.REUSE, states)))
         facts = '"generation":1,"tier":"host_dram","locator":"worker://w1/payload-1"}'
         state = self._ids.uuid7().bytes
-        self._winner = LookupWinner("entry-1", state, "prefix", 128, "host_dram", facts)
+        self._winner = msgspec.Raw(encode(LookupWinner("entry-1", state, "host_dram", facts)))
         self._made = 0
 
     def next(self) -> bytes:
@@ -126,7 +128,8 @@ class _Rows:
             LookupRow(
                 self._ids.uuid7().bytes, self._scopes[self._made % 16], self._end, 160,
                 "4f1d1a5be1c0ffee4f1d1a5be1c0ffee", "0123456789ab", None, "current", "spooled",
-                None, self._winner, "", 0, bytes(range(16)), 3, 0, 1_000 + self._made, 40,
+                None, self._winner, "prefix", 128, "", 0, bytes(range(16)), 3, 0,
+                1_000 + self._made, 40,
             )
         )  # fmt: skip
 

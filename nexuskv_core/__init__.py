@@ -21,11 +21,13 @@ IMPLEMENTATION: Literal["compiled", "reference"]
 
 if TYPE_CHECKING:
     from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
+    from nexuskv_core._frames import frame_check, make_writable, write_frame
     from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
     from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 else:
     try:
         from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
+        from nexuskv_core._frames import frame_check, make_writable, write_frame
         from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
         from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 
@@ -44,10 +46,13 @@ else:
             PrefixIndex,
             TokenText,
             chain,
+            frame_check,
+            make_writable,
             msgpack_batch,
             msgpack_u32,
             msgpack_u64,
             siphash_128,
+            write_frame,
         )
 
         IMPLEMENTATION = "reference"
@@ -68,8 +73,11 @@ __all__ = [
     "Progress",
     "TokenText",
     "chain",
+    "frame_check",
+    "make_writable",
     "msgpack_batch",
     "msgpack_u32",
     "msgpack_u64",
     "siphash_128",
+    "write_frame",
 ]

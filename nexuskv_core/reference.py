@@ -7,7 +7,7 @@ import re
 import struct
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 from typing_extensions import Buffer
@@ -27,6 +27,7 @@ U32_MAX: Final = 0xFFFF_FFFF
 U64_MAX: Final = 0xFFFF_FFFF_FFFF_FFFF
 SCOPE_KEY_BYTES: Final = 16
 KEY_BYTES: Final = 16
+FRAME_HEAD: Final = struct.Struct("<IIQ")
 NO_PARENT: Final = bytes(KEY_BYTES)
 MAX_BLOCK_TOKENS: Final = 1 << 20
 _SPACE: Final = r"[ \t\r\n]*"
@@ -46,6 +47,31 @@ def msgpack_u64(data: Buffer) -> bytes | None:
     """A msgpack array of numbers from -2^63 to 2^64 - 1, modulo 2^64, as native uint64; None for
     anything else."""
     return _packed(data, "Q", -(1 << 63), U64_MAX)
+
+
+def frame_check(payload: bytes, seq: int) -> int:
+    """The checksum of a frame, 32 bits: SipHash-1-3-128 of the payload under the number."""
+    digest = siphash_128(struct.pack("<QQ", seq, 0), payload)
+    return int.from_bytes(digest[:4], "little")
+
+
+def write_frame(into: Any, at: int, seq: int, payload: bytes) -> int:
+    """Write a frame at a multiple of 8; returns where the next one begins.
+
+    ValueError where it has no room, or the place is none.
+    """
+    start = at + FRAME_HEAD.size
+    end = start + (len(payload) + 7 & ~7)
+    if at < 0 or at % 8 or end > len(into):
+        raise ValueError("a frame has no room there")
+    into[start : start + len(payload)] = payload
+    FRAME_HEAD.pack_into(into, at, len(payload), frame_check(payload, seq), seq)
+    return end
+
+
+def make_writable(_data: Buffer, _at: int, _length: int) -> int:
+    """Does nothing."""
+    return 0
 
 
 def msgpack_batch(_data: Buffer, _max_events: int) -> None:

@@ -17,7 +17,7 @@ INPUTS_VERSION = 1
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 # Year 9986: adding the length of a chain stays within what datetime can hold.
-_LAST_ID_MS: Final = 253_000_000_000_000
+LAST_ID_MS: Final = 253_000_000_000_000
 
 
 def made_at(decision_id: UUID) -> datetime:
@@ -26,7 +26,7 @@ def made_at(decision_id: UUID) -> datetime:
     Raises ValueError for any other id, or a time that no row of ours can have.
     """
     id_ms = decision_id.int >> 80
-    if decision_id.version != 7 or id_ms > _LAST_ID_MS:
+    if decision_id.version != 7 or id_ms > LAST_ID_MS:
         raise ValueError("not the id of a decision")
     return _EPOCH + timedelta(milliseconds=id_ms)
 

@@ -10,9 +10,11 @@ from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
 
 from app.decisions.histogram import ERROR_BOUNDS, LATENCY_BOUNDS_US, bucket_of
-from app.decisions.record import Decision, Outcome
+from app.decisions.lookup_lines import EndParts, ScopeParts, SeenLookup
+from app.decisions.record import Decision, DecisionKind, Outcome
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
+_MS_A_MINUTE: Final = 60_000
 STEPS: Final = {
     "minute": timedelta(minutes=1),
     "hour": timedelta(hours=1),
@@ -58,6 +60,13 @@ class DecisionSums:
     predicted_us: int = 0
     recompute_us: int = 0
     latency_counts: list[int] = field(default_factory=lambda: [0] * (len(LATENCY_BOUNDS_US) + 1))
+
+    def add_lookup(self, seen: SeenLookup) -> None:
+        self.decisions += 1
+        self.query_tokens += seen.query_tokens
+        self.matched_tokens += seen.matched_tokens
+        self.latency_us += seen.latency_us
+        self.latency_counts[bucket_of(LATENCY_BOUNDS_US, seen.latency_us)] += 1
 
     def add(self, row: Decision) -> None:
         self.decisions += 1
@@ -116,10 +125,14 @@ def bucket(step: timedelta, moment: datetime) -> datetime:
     return moment - (moment - _EPOCH) % step
 
 
-def fold(decisions: Iterable[Decision], outcomes: Iterable[Outcome]) -> Increments:
-    """The increments of both."""
+def fold(
+    decisions: Iterable[Decision],
+    outcomes: Iterable[Outcome],
+    lookups: Iterable[SeenLookup] = (),
+) -> Increments:
+    """The increments of all of them; `lookups` are not among the decisions."""
     made = Increments()
-    minutes: dict[DecisionGroup, DecisionSums] = {}
+    minutes = _by_minute(lookups)
     for row in decisions:
         group = DecisionGroup(
             "minute",
@@ -159,6 +172,32 @@ def fold(decisions: Iterable[Decision], outcomes: Iterable[Outcome]) -> Incremen
             longer = key._replace(step=name, bucket=bucket(step, key.bucket))
             _into(made.outcomes.setdefault(longer, OutcomeSums()), amounts)
     return made
+
+
+def _by_minute(lookups: Iterable[SeenLookup]) -> dict[DecisionGroup, DecisionSums]:
+    counted: dict[tuple[int, ScopeParts, EndParts, str | None], DecisionSums] = {}
+    for seen in lookups:
+        key = (seen.at_ms // _MS_A_MINUTE, seen.scope, seen.end, seen.reason)
+        sums = counted.get(key)
+        if sums is None:
+            sums = counted[key] = DecisionSums()
+        sums.add_lookup(seen)
+    minutes: dict[DecisionGroup, DecisionSums] = {}
+    for (minute, scope, end, reason), sums in counted.items():
+        group = DecisionGroup(
+            "minute",
+            _EPOCH + minute * STEPS["minute"],
+            scope.tenant,
+            scope.model,
+            DecisionKind.LOOKUP.value,
+            "",
+            scope.policy_version,
+            end.outcome,
+            end.action,
+            reason or "",
+        )
+        _into(minutes.setdefault(group, DecisionSums()), sums)
+    return minutes
 
 
 def fold_outcomes(rows: Iterable[Outcome]) -> Increments:

@@ -25,8 +25,9 @@ _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MICROSECOND: Final = timedelta(microseconds=1)
 # In place of a row that could not be encoded: its number becomes a gap.
 NO_ROW: Final = b"\xc0"
-_NOTHING_EXCLUDED: Final = "[]"
-_COMPATIBLE: Final = '{"reusable":true,"reason":"compatible"}'
+NOTHING: Final = msgspec.Raw(b"\xc0")
+NOTHING_EXCLUDED: Final = "[]"
+COMPATIBLE: Final = '{"reusable":true,"reason":"compatible"}'
 
 
 class LookupScope(msgspec.Struct, array_like=True, frozen=True, gc=False):
@@ -51,18 +52,19 @@ class LookupEnd(msgspec.Struct, array_like=True, frozen=True, gc=False):
 
 
 class LookupWinner(msgspec.Struct, array_like=True, frozen=True, gc=False):
-    """The candidate that was chosen. `facts` is the end of a JSON object."""
+    """The state that was chosen, as `app.index.registered` encodes it. `facts` is the end of a JSON
+    object.
+    """
 
     entry_id: str
     state_id: bytes
-    classification: str
-    matched_tokens: int
     tier: str
     facts: str
 
 
 class LookupRow(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
-    """One answered lookup, without its tokens. `scope` and `end` are a LookupScope and LookupEnd.
+    """One answered lookup, without its tokens. `scope`, `end` and `winner` are a LookupScope,
+    LookupEnd and LookupWinner; without a winner it is NOTHING, and what is said of it None.
 
     `excluded` lists at most 256 of `excluded_count`.
     """
@@ -77,7 +79,9 @@ class LookupRow(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     freshness: str
     durability: str
     reason: str | None
-    winner: LookupWinner | None
+    winner: msgspec.Raw
+    classification: str | None
+    matched_tokens: int
     excluded: str
     excluded_count: int
     identity_hash: bytes | None
@@ -102,17 +106,24 @@ class OutcomeRecord(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=Fals
 encode: Final = msgspec.msgpack.Encoder(uuid_format="bytes").encode
 _decode: Final = msgspec.msgpack.Decoder(LookupRow | DecisionRecord | OutcomeRecord).decode
 _scope_decoder: Final = msgspec.msgpack.Decoder(LookupScope)
+_winner_decoder: Final = msgspec.msgpack.Decoder(LookupWinner | None)
 _end_decoder: Final = msgspec.msgpack.Decoder(LookupEnd)
 
 
 @lru_cache(maxsize=4_096)
-def _scope(encoded: bytes) -> LookupScope:
+def scope_of(encoded: bytes) -> LookupScope:
     return _scope_decoder.decode(encoded)
 
 
 @lru_cache(maxsize=64)
-def _end(encoded: bytes) -> LookupEnd:
+def end_of(encoded: bytes) -> LookupEnd:
     return _end_decoder.decode(encoded)
+
+
+@lru_cache(maxsize=4_096)
+def winner_of(encoded: bytes) -> LookupWinner | None:
+    found: LookupWinner | None = _winner_decoder.decode(encoded)
+    return found
 
 
 def encode_decision(row: Decision) -> bytes:
@@ -125,10 +136,23 @@ def encode_outcome(row: Outcome) -> bytes:
     return encode(OutcomeRecord([_spooled(value) for value in row]))
 
 
+def decode(payload: bytes) -> LookupRow | DecisionRecord | OutcomeRecord:
+    """What lies in a payload. Raises ValueError for bytes that are no row."""
+    try:
+        found: LookupRow | DecisionRecord | OutcomeRecord = _decode(payload)
+    except msgspec.MsgspecError as error:
+        raise ValueError(f"no row: {error}") from error
+    return found
+
+
 def decode_row(payload: bytes) -> Decision | Outcome:
     """The row of a payload. Raises ValueError for bytes that are none."""
+    return row_of(decode(payload))
+
+
+def row_of(found: LookupRow | DecisionRecord | OutcomeRecord) -> Decision | Outcome:
+    """Likewise the row of what was decoded."""
     try:
-        found = _decode(payload)
         if isinstance(found, LookupRow):
             return _lookup(found)
         if isinstance(found, DecisionRecord):
@@ -180,7 +204,8 @@ _DECISION_UUIDS: Final = [
 
 
 def _lookup(seen: LookupRow) -> Decision:
-    scope, end, winner = _scope(bytes(seen.scope)), _end(bytes(seen.end)), seen.winner
+    scope, end = scope_of(bytes(seen.scope)), end_of(bytes(seen.end))
+    winner = winner_of(bytes(seen.winner))
     decision_id = FastUUID(seen.decision_id)
     inputs = (
         f'{scope.inputs},"query_tokens":{seen.query_tokens},'
@@ -204,8 +229,8 @@ def _lookup(seen: LookupRow) -> Decision:
         entry_id=winner.entry_id if winner else None,
         state_id=FastUUID(winner.state_id) if winner else None,
         match=_match(seen, winner),
-        compatibility=_COMPATIBLE if winner else None,
-        excluded=seen.excluded or _NOTHING_EXCLUDED,
+        compatibility=COMPATIBLE if winner else None,
+        excluded=seen.excluded or NOTHING_EXCLUDED,
         estimate=None,
         selected_path=None,
         path=end.path,
@@ -217,19 +242,24 @@ def _lookup(seen: LookupRow) -> Decision:
         freshness=seen.freshness,
         durability=seen.durability,
         query_tokens=seen.query_tokens,
-        matched_tokens=winner.matched_tokens if winner else 0,
+        matched_tokens=seen.matched_tokens,
     )
 
 
 def _match(seen: LookupRow, winner: LookupWinner | None) -> str | None:
     """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
-    counts = (
+    counts = match_counts(seen)
+    if winner is not None:
+        return (
+            f'{{"classification":"{seen.classification}",'
+            f'"matched_tokens":{seen.matched_tokens},{counts},{winner.facts}'
+        )
+    return f"{{{counts}}}" if seen.candidates else None
+
+
+def match_counts(seen: LookupRow) -> str:
+    """The middle of that JSON."""
+    return (
         f'"candidates":{seen.candidates},"truncated":{seen.truncated},'
         f'"excluded":{seen.excluded_count}'
     )
-    if winner is not None:
-        return (
-            f'{{"classification":"{winner.classification}",'
-            f'"matched_tokens":{winner.matched_tokens},{counts},{winner.facts}'
-        )
-    return f"{{{counts}}}" if seen.candidates else None

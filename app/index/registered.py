@@ -106,7 +106,7 @@ class RegisteredState:
         self.rule: ReuseRule = reuse_rule(key.semantic_type)
         self.unit_tokens: int = extent_unit_tokens(descriptor)
         self.answer = answer_parts(registration.entry)
-        self.facts = _facts(registration.entry)
+        self.facts = _facts(row)
         self.scope = scope_of(key)
 
     @property
@@ -126,15 +126,26 @@ class RegisteredState:
         return allows_partial(self.entry.descriptor)
 
 
-def _facts(entry: CacheEntry) -> str:
-    """The rest of a JSON object, in which a decision says which state of which place matched."""
-    return msgspec.json.encode(
-        {
-            "generation": entry.identity.version.generation,
-            "tier": entry.location.tier,
-            "locator": entry.location.locator,
-        }
-    ).decode()[1:]
+def _facts(row: StateRow) -> msgspec.Raw:
+    """What a decision says of the state that matched: its ids, its tier, and the rest of a JSON
+    object; in msgpack.
+    """
+    entry = row.registration.entry
+    place = {
+        "generation": entry.identity.version.generation,
+        "tier": entry.location.tier,
+        "locator": entry.location.locator,
+    }
+    return msgspec.Raw(
+        msgspec.msgpack.encode(
+            (
+                entry.identity.entry_id,
+                row.state_id.bytes,
+                entry.location.tier,
+                msgspec.json.encode(place).decode()[1:],
+            )
+        )
+    )
 
 
 def answer_parts(entry: CacheEntry) -> AnswerParts:

@@ -31,7 +31,7 @@ from app.index.matcher import Candidate, Freshness, Matches, StateIndex
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.keeping import DecisionSink
-from app.lifecycle.lookup_record import End, Exclusion, LookupRecorder
+from app.lifecycle.lookup_record import End, Exclusion, Judged, LookupRecorder
 from app.lifecycle.observe import Policies
 from app.lifecycle.placing import Directory
 from app.lifecycle.queries import LookupQuery
@@ -109,18 +109,7 @@ class EngineStates(Protocol):
         """Candidates in no order."""
 
 
-class _Judged(msgspec.Struct, frozen=True, gc=False):
-    """Candidates looked at: those excluded before the winner, and the winner if there is one."""
-
-    matches: Matches
-    winner: Candidate | None
-    excluded: list[Exclusion]
-    # An engine that may have it could not be asked.
-    unknown: bool = False
-
-
-_NOTHING: Final[tuple[Exclusion, ...]] = ()
-_NOT_JUDGED: Final = _Judged(Matches(None, [], 0), None, [])
+_NOT_JUDGED: Final = Judged(Matches(None, [], 0), None, [])
 
 
 class Lookup:
@@ -183,7 +172,7 @@ class Lookup:
         self._observe(decision_id, query, caller, freshness, active, judged, end, reason)
         return answer
 
-    def _judge(self, query: LookupQuery, active: ActivePolicy) -> _Judged:
+    def _judge(self, query: LookupQuery, active: ActivePolicy) -> Judged:
         if active is not self._read_under:
             self._read_under, self._readable = active, readable_tiers(active.policy)
         limit = self._max_candidates
@@ -197,10 +186,10 @@ class Lookup:
                 verdict = self._verdict(query, candidate)
                 obstacle = verdict if isinstance(verdict, Mismatch) else self._reach(candidate)
                 if obstacle is None:
-                    return _Judged(matches, candidate, excluded)
+                    return Judged(matches, candidate, excluded)
                 excluded.append(Exclusion(candidate, obstacle))
             if not matches.truncated or limit >= _MAX_CANDIDATES:
-                return _Judged(matches, None, excluded, backed.unknown)
+                return Judged(matches, None, excluded, backed.unknown)
             limit *= 8
 
     def _verdict(self, query: LookupQuery, candidate: Candidate) -> Compatible | Mismatch:
@@ -231,7 +220,7 @@ class Lookup:
                 return _OUT_OF_REACH
         return None
 
-    def _grant(self, decision_id: UUID, query: LookupQuery, judged: _Judged) -> SourceGrant:
+    def _grant(self, decision_id: UUID, query: LookupQuery, judged: Judged) -> SourceGrant:
         winner, identity_hash = judged.winner, judged.matches.identity_hash
         assert winner is not None
         assert identity_hash is not None
@@ -252,29 +241,22 @@ class Lookup:
         caller: Caller,
         freshness: Freshness,
         active: ActivePolicy,
-        judged: _Judged,
+        judged: Judged,
         end: End,
         reason: str | None,
     ) -> None:
-        matches, clock, recorder = judged.matches, self._clock, self._recorder
         self._sink.append(
-            recorder.encoded(
+            self._recorder.encoded(
                 decision_id,
-                recorder.scope(query.scope, query.evidence, query.evidence_number, active),
-                len(query.tokens),
-                query.evidence.input_fingerprint,
-                caller.principal.key_id,
-                caller.trace_id,
+                query,
+                caller,
                 freshness.value,
+                active,
+                judged,
                 end,
                 reason,
-                judged.winner,
-                judged.excluded or _NOTHING,
-                matches.identity_hash,
-                len(matches.candidates),
-                matches.truncated,
                 self._index.revision,
-                clock.monotonic_us() - caller.started_us,
+                self._clock.monotonic_us() - caller.started_us,
             )
         )
 
@@ -295,7 +277,7 @@ def _merged(matches: Matches, backed: list[Candidate]) -> Matches:
 
 
 def _without_winner(
-    decision_id: UUID, judged: _Judged, freshness: Freshness
+    decision_id: UUID, judged: Judged, freshness: Freshness
 ) -> tuple[End, str, Miss | Refused]:
     """How the lookup ends, why, and what is answered."""
     excluded = judged.excluded

@@ -14,11 +14,13 @@ from app.contract.evidence import QueryEvidence
 from app.contract.transitions import LifecycleState, path
 from app.contract.verdict import Mismatch
 from app.decisions.record import INPUTS_VERSION, Action, DecisionKind, DecisionOutcome
-from app.decisions.rows import LookupEnd, LookupRow, LookupScope, LookupWinner, encode
-from app.index.matcher import Candidate
+from app.decisions.rows import NOTHING, LookupEnd, LookupRow, LookupScope, encode
+from app.index.matcher import Candidate, Matches
 from app.index.registered import ScopeIdentity
 from app.index.scopes import TenantHashing
+from app.lifecycle.caller import Caller
 from app.lifecycle.keeping import durability_of
+from app.lifecycle.queries import LookupQuery
 from app.policy.document import advisory_mismatches
 from app.policy.provider import ActivePolicy
 
@@ -31,6 +33,16 @@ class Exclusion(msgspec.Struct, frozen=True, gc=False):
 
     candidate: Candidate
     mismatch: Mismatch
+
+
+class Judged(msgspec.Struct, frozen=True, gc=False):
+    """Candidates looked at: those excluded before the winner, and the winner if there is one."""
+
+    matches: Matches
+    winner: Candidate | None
+    excluded: list[Exclusion]
+    # An engine that may have it could not be asked.
+    unknown: bool = False
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -67,71 +79,62 @@ class LookupRecorder:
     def encoded(  # noqa: PLR0917 - called once a lookup; keywords would cost it a microsecond
         self,
         decision_id: UUID,
-        scope: RecordedScope,
-        query_tokens: int,
-        input_fingerprint: str,
-        key_id: str,
-        trace_id: str | None,
+        query: LookupQuery,
+        caller: Caller,
         freshness: str,
+        active: ActivePolicy,
+        judged: Judged,
         end: End,
         reason: str | None,
-        winner: Candidate | None,
-        excluded: Sequence[Exclusion],
-        identity_hash: bytes | None,
-        candidates: int,
-        truncated: int,
         index_revision: int,
         latency_us: int,
     ) -> bytes:
         """One answered lookup, as `app.decisions.rows` reads it."""
-        chosen = None
-        if winner is not None:
-            state = winner.state
-            chosen = LookupWinner(
-                state.entry_id,
-                state.state_id.bytes,
-                winner.classification,
-                winner.matched_tokens,
-                state.tier,
-                state.facts,
-            )
+        evidence, matches, excluded, winner = (
+            query.evidence,
+            judged.matches,
+            judged.excluded,
+            judged.winner,
+        )
+        scope = self._scope(query, active)
         return encode(
             LookupRow(
                 decision_id.bytes,
                 scope.encoded,
                 end.encoded,
-                query_tokens,
+                len(query.tokens),
                 # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-                self._hashing.fingerprint(scope.tenant, input_fingerprint.encode()),
-                key_id,
-                trace_id,
+                self._hashing.fingerprint(scope.tenant, evidence.input_fingerprint.encode()),
+                caller.principal.key_id,
+                caller.trace_id,
                 freshness,
                 scope.durability,
                 reason,
-                chosen,
+                NOTHING if winner is None else winner.state.facts,
+                None if winner is None else winner.classification,
+                0 if winner is None else winner.matched_tokens,
                 _excluded(excluded) if excluded else "",
                 len(excluded),
-                identity_hash,
-                candidates,
-                truncated,
+                matches.identity_hash,
+                len(matches.candidates),
+                matches.truncated,
                 index_revision,
                 latency_us,
             )
         )
 
-    def scope(
-        self, scope: ScopeIdentity, evidence: QueryEvidence, number: int, active: ActivePolicy
-    ) -> RecordedScope:
+    def _scope(self, query: LookupQuery, active: ActivePolicy) -> RecordedScope:
         """The repeating part of lookups of this scope with this evidence, under this policy."""
         if active is not self._active:
             self._scopes.clear()
             self._active = active
-        key = (scope, number)
+        key = (query.scope, query.evidence_number)
         found = self._scopes.get(key)
         if found is None:
             if len(self._scopes) >= _SCOPES_CACHE_ENTRIES:
                 self._scopes.clear()
-            found = self._scopes[key] = self._encoded_scope(scope, evidence, active)
+            found = self._encoded_scope(query.scope, query.evidence, active)
+            self._scopes[key] = found
         return found
 
     def _encoded_scope(

@@ -19,8 +19,9 @@ from app.decisions.copier.tail import NO_ROOM, TORN, Entry, Tail
 from app.decisions.record import Decision
 from app.decisions.rows import encode_decision
 from app.decisions.spool.control import Control
-from app.decisions.spool.frames import HEAD_BYTES, frame_bytes, seal, write_frame
+from app.decisions.spool.frames import HEAD_BYTES, frame_bytes, seal
 from app.decisions.spool.segment import HEADER_BYTES, make_segment, segment_path
+from nexuskv_core import write_frame
 from tests.decisions.rows import a_decision
 
 SEGMENT_BYTES = 8192

@@ -8,11 +8,11 @@ refuses for what they hold are found by halving, and become gaps.
 
 import asyncio
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, cast
+from typing import Final
 from uuid import UUID
 
 import asyncpg
@@ -29,6 +29,7 @@ from app.decisions.copier.repository import (
     copy_rows,
 )
 from app.decisions.copier.tail import Entry, Tail
+from app.decisions.lookup_lines import SeenLookup
 from app.decisions.partitions import ensure_day
 from app.decisions.record import Decision, Outcome
 from app.decisions.rollups import fold
@@ -246,18 +247,18 @@ class Copier:
 
     async def _transact(self, tail: Tail, entries: Sequence[Entry]) -> None:
         through = entries[-1].last_seq
-        decisions = [one for one in entries if type(one.row) is Decision]
-        outcomes = [one for one in entries if type(one.row) is Outcome]
+        rows = [one.row for one in entries]
         increments = fold(
-            cast("Iterable[Decision]", (one.row for one in decisions)),
-            cast("Iterable[Outcome]", (one.row for one in outcomes)),
+            [row for row in rows if isinstance(row, Decision)],
+            [row for row in rows if isinstance(row, Outcome)],
+            [row for row in rows if isinstance(row, SeenLookup)],
         )
+        decisions = [one.line for one in entries if isinstance(one.row, (SeenLookup, Decision))]
+        outcomes = [one.line for one in entries if isinstance(one.row, Outcome)]
         gaps = [Gap(one.first_seq, one.last_seq, one.reason) for one in entries if one.row is None]
         async with self._database.write() as session:
             await self._advance(session, tail, through)
-            await copy_rows(
-                session, [one.line for one in decisions], [one.line for one in outcomes]
-            )
+            await copy_rows(session, decisions, outcomes)
             await add_gaps(session, tail.writer_id, gaps, self._clock.now())
             # Last, as others wait for these rows until this commits.
             await add_rollups(session, increments)

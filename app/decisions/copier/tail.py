@@ -2,6 +2,7 @@
 
 import shutil
 from collections import deque
+from itertools import islice
 from pathlib import Path
 from typing import Final, NamedTuple
 from uuid import UUID
@@ -9,8 +10,9 @@ from uuid import UUID
 import structlog
 
 from app.db import copy_text
+from app.decisions.lookup_lines import SeenLookup, lookup_line
 from app.decisions.record import Decision, Outcome
-from app.decisions.rows import decode_row
+from app.decisions.rows import LookupRow, decode, row_of
 from app.decisions.spool.control import Control
 from app.decisions.spool.frames import Frame
 from app.decisions.spool.segment import SegmentError, SegmentReader, segment_numbers, segment_path
@@ -30,7 +32,7 @@ class Entry(NamedTuple):
 
     first_seq: int
     last_seq: int
-    row: Decision | Outcome | None
+    row: SeenLookup | Decision | Outcome | None
     reason: str = ""
     # The row as COPY takes it.
     line: bytes = b""
@@ -102,8 +104,7 @@ class Tail:
             reason = TORN if torn else NO_ROOM
             self._waiting.append(Entry(self._read + 1, frame.seq - 1, None, reason))
         try:
-            row = decode_row(frame.payload)
-            line = copy_text.line((*row, self.writer_id, frame.seq))
+            row, line = self._decoded(frame)
             entry = Entry(frame.seq, frame.seq, row, "", line)
         except (ValueError, TypeError, AttributeError) as error:
             # Without its message, which may quote what the row holds.
@@ -112,6 +113,14 @@ class Tail:
         self._waiting.append(entry)
         self._waiting_bytes += len(frame.payload)
         self._read = frame.seq
+
+    def _decoded(self, frame: Frame) -> tuple[SeenLookup | Decision | Outcome, bytes]:
+        """Raises ValueError, TypeError or AttributeError for a payload that is no row."""
+        found = decode(frame.payload)
+        if type(found) is LookupRow:
+            return lookup_line(found, self.writer_id, frame.seq)
+        row = row_of(found)
+        return row, copy_text.line((*row, self.writer_id, frame.seq))
 
     def _rest(self) -> None:
         """The writer lives, and nothing follows for now: losses that have ended are told.
@@ -177,7 +186,7 @@ class Tail:
 
     def batch(self, most_entries: int) -> list[Entry]:
         """What waits longest; it stays until it is settled."""
-        return [self._waiting[at] for at in range(min(most_entries, len(self._waiting)))]
+        return list(islice(self._waiting, most_entries))
 
     def settle(self, through: int) -> None:
         """Postgres has everything up to this number. Segments that are stored whole are removed."""

@@ -1,20 +1,19 @@
 """Frames of a segment: how a row lies in its bytes, and how one that is not whole is told.
 
-A frame is its length (u32), a CRC-32 (u32), its number in the writer's sequence (u64), and the
+A frame is its length (u32), a checksum (u32), its number in the writer's sequence (u64), and the
 payload, padded to 8 bytes; all little-endian. The length is written last: where it is 0, nothing
 has been written yet. The checksum covers the number and the payload.
 """
 
 import mmap
 import struct
-import zlib
 from typing import Final, NamedTuple
+
+from nexuskv_core import frame_check
 
 _HEAD: Final = struct.Struct("<IIQ")
 _LENGTH: Final = struct.Struct("<I")
-_CHECKED: Final = struct.Struct("<IQ")
 HEAD_BYTES: Final = _HEAD.size
-_SEQ_AT: Final = 8
 # In place of a length: nothing follows in this segment.
 SEALED: Final = 0xFFFF_FFFF
 
@@ -33,18 +32,6 @@ class Torn(NamedTuple):
 
 def frame_bytes(payload_bytes: int) -> int:
     return HEAD_BYTES + (payload_bytes + 7 & ~7)
-
-
-def write_frame(into: mmap.mmap, at: int, seq: int, payload: bytes) -> int:
-    """Write a frame that is known to fit; returns where the next one begins."""
-    length = len(payload)
-    start = at + HEAD_BYTES
-    into[start : start + length] = payload
-    number = seq.to_bytes(8, "little")
-    _CHECKED.pack_into(into, at + 4, zlib.crc32(payload, zlib.crc32(number)), seq)
-    # Last, so that a reader beside us sees a frame only when it is whole.
-    _LENGTH.pack_into(into, at, length)
-    return start + (length + 7 & ~7)
 
 
 def seal(into: mmap.mmap, at: int) -> None:
@@ -67,7 +54,7 @@ def read_frame(data: mmap.mmap | bytes, at: int) -> Frame | Torn | None:
     if start + length > len(data):
         return Torn()
     payload = data[start : start + length]
-    if zlib.crc32(payload, zlib.crc32(data[at + _SEQ_AT : start])) != checksum:
+    if frame_check(payload, seq) != checksum:
         return Torn()
     return Frame(seq, payload, start + (length + 7 & ~7))
 

@@ -10,7 +10,7 @@ from uuid import UUID
 from app.decisions.spool.frames import HEAD_BYTES, Frame, Torn, is_sealed, read_frame
 
 _MAGIC: Final = b"NKVSPOOL"
-_VERSION: Final = 1
+_VERSION: Final = 2
 _HEADER: Final = struct.Struct("<8sII16s")
 HEADER_BYTES: Final = 64
 _SUFFIX: Final = ".seg"
@@ -62,7 +62,7 @@ def make_segment(directory: Path, number: int, writer_id: UUID, segment_bytes: i
     try:
         os.posix_fallocate(descriptor, 0, segment_bytes)
         os.pwrite(descriptor, _HEADER.pack(_MAGIC, _VERSION, 0, writer_id.bytes), 0)
-        data = mmap.mmap(descriptor, segment_bytes, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        data = mmap.mmap(descriptor, segment_bytes)
         os.fsync(descriptor)
         made.rename(path)
         sync_directory(directory)
