@@ -5,7 +5,7 @@ long the history is. What stands in memory is shown also while Postgres is away.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import datetime, timedelta
 from typing import Any, Final, NamedTuple
 
@@ -127,14 +127,13 @@ async def _history(session: ReadSession, visit: Visit, span: Span) -> History:
     now = visit.services.clock.now()
     tenants = visit.principal.tenants
 
-    async def ask(step: SummaryStep, *groups: str) -> Summary:
-        question = SummaryQuestion(tenants, now - span.length, now, step, groups)
-        return await summarise(session, question)
-
-    total = await ask(SummaryStep.NONE)
-    by_time = await ask(span.step)
-    by_action = await ask(span.step, "action")
-    by_reason = await ask(SummaryStep.NONE, "reason")
+    whole = SummaryQuestion(tenants, now - span.length, now, span.step, with_total=True)
+    by_time = await summarise(session, whole)
+    counts_only = replace(whole, counts_only=True, with_total=False)
+    by_action = await summarise(session, replace(counts_only, group_by=("action",)))
+    by_reason = await summarise(
+        session, replace(counts_only, step=SummaryStep.NONE, group_by=("reason",))
+    )
     recent = await decision_page(
         session, DecisionFilter(tenants=tenants), cursor=None, page_items=RECENT_ITEMS
     )
@@ -146,7 +145,7 @@ async def _history(session: ReadSession, visit: Visit, span: Span) -> History:
     reasons = [cell for cell in by_reason.cells if cell.group["reason"] is not None]
     reasons.sort(key=lambda cell: -cell.decisions)
     return History(
-        total=total.cells[0] if total.cells else Cell(None, {}),
+        total=by_time.total,
         series=[cells.get(at) or Cell(at, {}) for at in buckets],
         actions=[(at, [counts.get((at, one), 0) for one in ACTIONS]) for at in buckets],
         reasons=[cell for cell in reasons if cell.decisions][:MAX_REASONS],

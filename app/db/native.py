@@ -3,21 +3,30 @@
 A statement of ours is written as SQL with named parameters and types. SQLAlchemy turns it into the
 driver's form once; from then on the driver is asked directly, which takes a tenth of the CPU that
 the ORM's and the dialect's way to the same call takes. Composed statements (`select(...)`) still go
-that way.
+that way, unless they are made once and kept, as `Kept`.
 """
 
 from collections import namedtuple
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 from weakref import WeakKeyDictionary
 
-from sqlalchemy import TextClause
+from sqlalchemy import Select, TextClause
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import MultipleResultsFound, NoResultFound
 from sqlalchemy.sql.selectable import TextualSelect
 from sqlalchemy.types import TypeEngine
 
-Native = TextClause | TextualSelect
+
+@dataclass(frozen=True, slots=True, eq=False, weakref_slot=True)
+class Kept:
+    """A composed statement with named parameters, made once; lists are array parameters."""
+
+    statement: Select[Any]
+
+
+Native = TextClause | TextualSelect | Kept
 Convert = Callable[[Any], Any]
 
 
@@ -46,9 +55,10 @@ class Statements:
         return found
 
     def _translated(self, statement: Native) -> Prepared:
-        compiled: Any = statement.compile(dialect=self._dialect)
+        composed = statement.statement if isinstance(statement, Kept) else statement
+        compiled: Any = composed.compile(dialect=self._dialect)
         names = tuple(compiled.positiontup or ())
-        columns = statement.selected_columns if isinstance(statement, TextualSelect) else ()
+        columns = () if isinstance(composed, TextClause) else composed.selected_columns
         converts = {column.name: self._result(column.type) for column in columns}
         return Prepared(
             compiled.string,

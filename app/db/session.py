@@ -29,7 +29,7 @@ from sqlalchemy.ext.asyncio import (
 from sqlalchemy.sql.selectable import TextualSelect
 
 from app.db.connect import connect_args, normalise_url
-from app.db.native import Rows, Statements, arguments
+from app.db.native import Kept, Rows, Statements, arguments
 from app.db.single import SingleSession, SingleStatements
 from app.errors import ErrorCode, NexusError
 
@@ -57,9 +57,13 @@ class ReadSession:
         self._driver = driver
         self._statements = statements
 
-    async def execute(self, statement: Executable, values: Mapping[str, Any] | None = None) -> Any:
-        """The statement's rows: `Rows`, or SQLAlchemy's own result for a composed statement."""
-        if isinstance(statement, (TextClause, TextualSelect)):
+    async def execute(
+        self, statement: Executable | Kept, values: Mapping[str, Any] | None = None
+    ) -> Any:
+        """The statement's rows: `Rows`, or SQLAlchemy's own result for a composed statement that is
+        not kept.
+        """
+        if isinstance(statement, (TextClause, TextualSelect, Kept)):
             prepared = self._statements.prepared(statement)
             found = await self._driver.fetch(prepared.sql, *arguments(prepared, values or {}))
             return Rows(found, prepared)

@@ -7,20 +7,21 @@ what belongs to a chain lies within a limited time after its root.
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime, timedelta
-from typing import Any, Final
+from functools import cache, lru_cache
+from typing import Any, Final, Literal
 from uuid import UUID
 
 from sqlalchemy import (
     ARRAY,
+    BigInteger,
     ColumnElement,
-    Row,
+    DateTime,
     Text,
     Uuid,
     any_,
+    bindparam,
     cast,
-    false,
     func,
-    literal,
     or_,
     select,
     text,
@@ -28,6 +29,7 @@ from sqlalchemy import (
 )
 from sqlalchemy.types import UserDefinedType
 
+from app.db.native import Kept
 from app.db.session import ReadSession
 from app.decisions.cursor import Moment, Position
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
@@ -56,6 +58,8 @@ _PLAN_FOR_VALUES = text(
     "SELECT set_config('plan_cache_mode', 'force_custom_plan', true),"
     " CAST(pg_current_snapshot() AS text) AS moment"
 )
+# One decision is found by its id whatever that is: planning for each would take most of the time.
+_PLAN_ONCE = text("SELECT set_config('plan_cache_mode', 'force_generic_plan', true)")
 
 
 class _PgSnapshot(UserDefinedType[str]):
@@ -104,9 +108,9 @@ class DecisionHistory:
     `cut` when the chain or its outcomes are longer than what is shown of them.
     """
 
-    decision: Row[Any]
-    chain: Sequence[Row[Any]]
-    outcomes: Sequence[Row[Any]]
+    decision: Any
+    chain: Sequence[Any]
+    outcomes: Sequence[Any]
     cut: bool
 
 
@@ -123,48 +127,41 @@ class DecisionRepository:
 
     async def page(
         self, chosen: DecisionFilter, moment: Moment, *, after: Position | None, limit_rows: int
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Any]:
         """At most `limit_rows` decisions after a position, newest first, without `inputs`.
 
         They are those that had committed at `moment`.
         """
-        return await self._page(LIST_COLUMNS, chosen, moment, after, limit_rows)
+        return await self._page("list", chosen, moment, after, limit_rows)
 
     async def export_page(
         self, chosen: DecisionFilter, moment: Moment, *, after: Position | None, limit_rows: int
-    ) -> Sequence[Row[Any]]:
+    ) -> Sequence[Any]:
         """As `page`, with `inputs`, and JSON columns as text."""
-        return await self._page(EXPORT_COLUMNS, chosen, moment, after, limit_rows)
+        return await self._page("export", chosen, moment, after, limit_rows)
 
     async def _page(
         self,
-        columns: Sequence[Any],
+        of: Literal["list", "export"],
         chosen: DecisionFilter,
         moment: Moment,
         after: Position | None,
         limit_rows: int,
-    ) -> Sequence[Row[Any]]:
-        statement = (
-            select(*columns)
-            .where(*conditions(chosen), _committed_at(moment))
-            .order_by(DecisionRow.created_at.desc(), DecisionRow.decision_id.desc())
-            .limit(limit_rows)
-        )
+    ) -> Sequence[Any]:
+        values = named(chosen)
         if after is not None:
-            statement = statement.where(
-                tuple_(DecisionRow.created_at, DecisionRow.decision_id)
-                < tuple_(after.created_at, after.decision_id),
-                # Implied by the above, but only a plain comparison prunes partitions.
-                DecisionRow.created_at <= after.created_at,
-            )
-        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
+            values |= {"after_at": after.created_at, "after_id": after.decision_id}
+        statement = _page_statement(of, frozenset(values))
+        values |= {"moment": str(moment), "limit_rows": limit_rows}
+        found: Sequence[Any] = (await self._session.execute(statement, values)).all()
         return found
 
     async def history(
         self, decision_id: UUID, *, tenants: Collection[str] | None
     ) -> DecisionHistory:
         """One decision with its chain. Raises NOT_FOUND also for one of another tenant."""
-        found = await self._one(DETAIL_COLUMNS, decision_id, tenants)
+        await self._session.execute(_PLAN_ONCE)
+        found = await self._one("detail", decision_id, tenants)
         if found is None:
             raise NexusError(ErrorCode.NOT_FOUND, "No such decision, or not yet stored")
         began_at = time_in(found.root_id) or found.created_at
@@ -177,82 +174,143 @@ class DecisionRepository:
         return DecisionHistory(found, shown, outcomes[:MAX_OUTCOME_ROWS], cut)
 
     async def _one(
-        self, columns: Sequence[Any], decision_id: UUID, tenants: Collection[str] | None
-    ) -> Row[Any] | None:
+        self, of: Literal["list", "detail"], decision_id: UUID, tenants: Collection[str] | None
+    ) -> Any:
+        """None where there is none."""
         created_at = time_in(decision_id)
         if created_at is None:
             return None
-        statement = select(*columns).where(
-            DecisionRow.created_at == created_at,
-            DecisionRow.decision_id == decision_id,
-            *visible(DecisionRow.tenant, tenants),
-        )
-        found: Row[Any] | None = (await self._session.execute(statement)).one_or_none()
-        return found
+        values = {"created_at": created_at, "decision_id": decision_id} | _seen_by(tenants)
+        statement = _one_statement(of, everyone=tenants is None)
+        return (await self._session.execute(statement, values)).one_or_none()
 
     async def _chain(
-        self, found: Row[Any], began_at: datetime, tenants: Collection[str] | None
-    ) -> Sequence[Row[Any]]:
+        self, found: Any, began_at: datetime, tenants: Collection[str] | None
+    ) -> Sequence[Any]:
         """The root and what followed it, one row more than is shown when there are too many."""
-        root = await self._one(LIST_COLUMNS, found.root_id, tenants)
-        statement = (
-            select(*LIST_COLUMNS)
-            .where(
-                DecisionRow.root_id == found.root_id,
-                DecisionRow.root_id != DecisionRow.decision_id,
-                DecisionRow.created_at.between(began_at - CLOCKS_DIFFER, began_at + CHAIN_SPAN),
-                *visible(DecisionRow.tenant, tenants),
-            )
-            .order_by(DecisionRow.created_at, DecisionRow.decision_id)
-            .limit(MAX_CHAIN_ROWS + 1)
-        )
-        followed: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
-        return [*([] if root is None else [root]), *followed]
+        root = found
+        if found.root_id != found.decision_id:
+            root = await self._one("list", found.root_id, tenants)
+        values = {
+            "root_id": found.root_id,
+            "first_at": began_at - CLOCKS_DIFFER,
+            "last_at": began_at + CHAIN_SPAN,
+        }
+        statement = _chain_statement(everyone=tenants is None)
+        followed = await self._session.execute(statement, values | _seen_by(tenants))
+        return [*([] if root is None else [root]), *followed.all()]
 
     async def _outcomes(
         self, decision_ids: Sequence[UUID], began_at: datetime, tenants: Collection[str] | None
-    ) -> Sequence[Row[Any]]:
-        told_at = func.coalesce(DecisionOutcomeRow.reported_at, DecisionOutcomeRow.created_at)
-        statement = (
-            select(*OUTCOME_COLUMNS)
-            .where(
-                _any_of(DecisionOutcomeRow.decision_id, decision_ids),
-                # No upper bound: a report may come at any time after.
-                DecisionOutcomeRow.created_at >= began_at - CLOCKS_DIFFER,
-                *visible(DecisionOutcomeRow.tenant, tenants),
-            )
-            .order_by(told_at, DecisionOutcomeRow.outcome_id)
-            .limit(MAX_OUTCOME_ROWS + 1)
+    ) -> Sequence[Any]:
+        values = {"decision_ids": decision_ids, "first_at": began_at - CLOCKS_DIFFER}
+        statement = _outcomes_statement(everyone=tenants is None)
+        found = await self._session.execute(statement, values | _seen_by(tenants))
+        return found.all()  # type: ignore[no-any-return]
+
+
+def _seen_by(tenants: Collection[str] | None) -> dict[str, Any]:
+    return {} if tenants is None else {"tenants": sorted(tenants)}
+
+
+def _of_tenants(column: Any) -> ColumnElement[bool]:
+    return column == any_(bindparam("tenants", type_=ARRAY(Text)))  # type: ignore[no-any-return]
+
+
+@cache
+def _one_statement(of: Literal["list", "detail"], *, everyone: bool) -> Kept:
+    statement = select(*(LIST_COLUMNS if of == "list" else DETAIL_COLUMNS)).where(
+        DecisionRow.created_at == bindparam("created_at"),
+        DecisionRow.decision_id == bindparam("decision_id"),
+    )
+    return Kept(statement if everyone else statement.where(_of_tenants(DecisionRow.tenant)))
+
+
+@cache
+def _chain_statement(*, everyone: bool) -> Kept:
+    statement = (
+        select(*LIST_COLUMNS)
+        .where(
+            DecisionRow.root_id == bindparam("root_id"),
+            DecisionRow.root_id != DecisionRow.decision_id,
+            DecisionRow.created_at.between(bindparam("first_at"), bindparam("last_at")),
         )
-        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
-        return found
+        .order_by(DecisionRow.created_at, DecisionRow.decision_id)
+        .limit(MAX_CHAIN_ROWS + 1)
+    )
+    return Kept(statement if everyone else statement.where(_of_tenants(DecisionRow.tenant)))
 
 
-def conditions(chosen: DecisionFilter) -> list[ColumnElement[bool]]:
-    """What a row must satisfy to be among the chosen."""
-    equal = {
-        DecisionRow.tenant: chosen.tenant,
-        DecisionRow.namespace: chosen.namespace,
-        DecisionRow.model: chosen.model,
-        DecisionRow.kind: chosen.kind,
-        DecisionRow.outcome: chosen.outcome,
-        DecisionRow.action: chosen.action,
-        DecisionRow.backend: chosen.backend,
-        DecisionRow.tier: chosen.tier,
-        DecisionRow.fallback_reason: chosen.reason,
-        DecisionRow.policy_version: chosen.policy_version,
-        DecisionRow.trace_id: chosen.trace_id,
-    }
-    found = [column == value for column, value in equal.items() if value is not None]
-    if chosen.tenant is None or chosen.tenants is None:
-        found += visible(DecisionRow.tenant, chosen.tenants)
-    elif chosen.tenant not in chosen.tenants:
-        found.append(false())
-    if chosen.created_from is not None:
-        found.append(DecisionRow.created_at >= chosen.created_from)
-    if chosen.created_to is not None:
-        found.append(DecisionRow.created_at < chosen.created_to)
-    return found
+@cache
+def _outcomes_statement(*, everyone: bool) -> Kept:
+    told_at = func.coalesce(DecisionOutcomeRow.reported_at, DecisionOutcomeRow.created_at)
+    statement = (
+        select(*OUTCOME_COLUMNS)
+        .where(
+            DecisionOutcomeRow.decision_id == any_(bindparam("decision_ids", type_=ARRAY(Uuid))),
+            # No upper bound: a report may come at any time after.
+            DecisionOutcomeRow.created_at >= bindparam("first_at"),
+        )
+        .order_by(told_at, DecisionOutcomeRow.outcome_id)
+        .limit(MAX_OUTCOME_ROWS + 1)
+    )
+    return Kept(statement if everyone else statement.where(_of_tenants(DecisionOutcomeRow.tenant)))
+
+
+# By the name of the value that each compares with.
+_EQUAL: Final[dict[str, Any]] = {
+    "tenant": DecisionRow.tenant,
+    "namespace": DecisionRow.namespace,
+    "model": DecisionRow.model,
+    "kind": DecisionRow.kind,
+    "outcome": DecisionRow.outcome,
+    "action": DecisionRow.action,
+    "backend": DecisionRow.backend,
+    "tier": DecisionRow.tier,
+    "reason": DecisionRow.fallback_reason,
+    "policy_version": DecisionRow.policy_version,
+    "trace_id": DecisionRow.trace_id,
+}
+_CONDITIONS: Final[dict[str, ColumnElement[bool]]] = {
+    **{name: column == bindparam(name) for name, column in _EQUAL.items()},
+    "tenants": _of_tenants(DecisionRow.tenant),
+    "created_from": DecisionRow.created_at >= bindparam("created_from"),
+    "created_to": DecisionRow.created_at < bindparam("created_to"),
+    "after_id": tuple_(DecisionRow.created_at, DecisionRow.decision_id)
+    < tuple_(
+        bindparam("after_at", type_=DateTime(timezone=True)), bindparam("after_id", type_=Uuid())
+    ),
+    # Implied by the one before, but only a plain comparison prunes partitions.
+    "after_at": DecisionRow.created_at <= bindparam("after_at"),
+}
+
+
+def named(chosen: DecisionFilter) -> dict[str, Any]:
+    """The values that `conditions` compares with, by their names."""
+    values = chosen.bound()
+    if chosen.tenants is None:
+        return values
+    if chosen.tenant is None and len(chosen.tenants) == 1:
+        # In the form that reads an index in order.
+        return values | {"tenant": next(iter(chosen.tenants))}
+    if chosen.tenant is None or chosen.tenant not in chosen.tenants:
+        return values | {"tenants": sorted(chosen.tenants)}
+    return values
+
+
+def conditions(names: Collection[str]) -> list[ColumnElement[bool]]:
+    """What a row must satisfy, as parameters of these names."""
+    return [_CONDITIONS[name] for name in sorted(names)]
+
+
+@lru_cache(maxsize=1_024)
+def _page_statement(of: Literal["list", "export"], names: frozenset[str]) -> Kept:
+    return Kept(
+        select(*(LIST_COLUMNS if of == "list" else EXPORT_COLUMNS))
+        .where(*conditions(names), _COMMITTED)
+        .order_by(DecisionRow.created_at.desc(), DecisionRow.decision_id.desc())
+        .limit(bindparam("limit_rows", type_=BigInteger()))
+    )
 
 
 def visible(column: Any, tenants: Collection[str] | None) -> list[ColumnElement[bool]]:
@@ -272,13 +330,13 @@ def time_in(decision_id: UUID) -> datetime | None:
         return None
 
 
-def _committed_at(moment: Moment) -> ColumnElement[bool]:
+def _committed() -> ColumnElement[bool]:
     """That a row's transaction had ended at `moment`, which is before this statement.
 
     A visible row of a transaction that has yet to begin was restored from another cluster: its
     number says nothing here, and hiding the row would hide a history that was restored.
     """
-    then = cast(literal(str(moment), Text), _PgSnapshot())
+    then = cast(bindparam("moment", type_=Text()), _PgSnapshot())
     now = select(func.pg_snapshot_xmax(func.pg_current_snapshot())).scalar_subquery()
     return or_(
         DecisionRow.xid.is_(None),
@@ -287,6 +345,4 @@ def _committed_at(moment: Moment) -> ColumnElement[bool]:
     )
 
 
-def _any_of(column: Any, ids: Sequence[UUID]) -> ColumnElement[bool]:
-    """One array parameter, so that the statement is the same for any number of ids."""
-    return column == any_(literal(ids, ARRAY(Uuid)))  # type: ignore[no-any-return]
+_COMMITTED: Final = _committed()

@@ -13,7 +13,7 @@ from sqlalchemy import Row, literal, or_, select, text
 from app.db.base import Xid8
 from app.db.session import ReadSession
 from app.decisions.models import DecisionRow
-from app.decisions.repository import EXPORT_COLUMNS, DecisionFilter, conditions
+from app.decisions.repository import EXPORT_COLUMNS, DecisionFilter, conditions, named
 
 _COLUMNS: Final = [column for column in EXPORT_COLUMNS if column.name != "inputs"]
 _NO_ID: Final = UUID(int=0)
@@ -70,12 +70,13 @@ class StreamRepository:
 
         With `xid`, without `inputs`, and JSON columns as text.
         """
+        values = named(chosen)
         statement = (
             select(*_COLUMNS, DecisionRow.xid)
-            .where(*conditions(chosen), *_after(after), *_through(through))
+            .where(*conditions(values), *_after(after), *_through(through))
             .order_by(DecisionRow.xid, DecisionRow.decision_id)
         )
-        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
+        found: Sequence[Row[Any]] = (await self._session.execute(statement, values)).all()
         return found
 
 

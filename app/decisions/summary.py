@@ -8,6 +8,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
+from types import SimpleNamespace
 from typing import Any, Final
 
 from sqlalchemy import Row
@@ -70,6 +71,10 @@ class SummaryQuestion:
     step: SummaryStep = SummaryStep.HOUR
     group_by: Sequence[str] = ()
     filters: Mapping[str, str] = field(default_factory=dict)
+    # Decisions alone: neither their latency nor what came of them, which is most of the work.
+    counts_only: bool = False
+    # Whether all of it is wanted as one cell besides.
+    with_total: bool = False
 
 
 @dataclass(slots=True)
@@ -135,6 +140,8 @@ class Summary:
     created_from: datetime
     created_to: datetime
     cells: Sequence[Cell]
+    # Empty unless it was asked for.
+    total: Cell
 
 
 async def summarise(session: ReadSession, question: SummaryQuestion) -> Summary:
@@ -147,15 +154,20 @@ async def summarise(session: ReadSession, question: SummaryQuestion) -> Summary:
         groups=tuple(question.group_by),
         filters=question.filters,
         limit_rows=MAX_CELLS + 1,
+        counts_only=question.counts_only,
     )
     repository = SummaryRepository(session)
     cells: dict[tuple[Any, ...], Cell] = {}
-    with_outcomes = not _OF_DECISIONS & {*question.group_by, *question.filters}
-    for row in await repository.decisions(asked):
-        _add_decisions(_cell(cells, asked, row, with_outcomes=with_outcomes), row)
-    if with_outcomes:
-        for row in await repository.outcomes(asked):
-            _add_outcomes(_cell(cells, asked, row, with_outcomes=True), row)
+    dimensions = {*question.group_by, *question.filters}
+    with_outcomes = not question.counts_only and not _OF_DECISIONS & dimensions
+    total = _new_cell(None, {}, with_outcomes=with_outcomes)
+    decisions = await repository.decisions(asked)
+    outcomes = await repository.outcomes(asked) if with_outcomes else []
+    for rows, add in ((decisions, _add_decisions), (outcomes, _add_outcomes)):
+        for row in rows:
+            add(_cell(cells, asked, row, with_outcomes=with_outcomes), row)
+        if rows and question.with_total:
+            add(total, _added_up(rows))
     # Sums over nothing at all are a row, too.
     for key in [key for key, cell in cells.items() if not cell.decisions and not cell.outcomes]:
         del cells[key]
@@ -166,7 +178,7 @@ async def summarise(session: ReadSession, question: SummaryQuestion) -> Summary:
             " a shorter time",
         )
     begin, end = min(span.begin for span in spans), max(span.end for span in spans)
-    return Summary(begin, end, [cells[key] for key in sorted(cells)])
+    return Summary(begin, end, [cells[key] for key in sorted(cells)], total)
 
 
 def span_list(question: SummaryQuestion) -> list[Span]:
@@ -241,22 +253,44 @@ def _cell(
     if found is None:
         # What a row had no value of is "" in the rollup.
         group = {name: value or None for name, value in zip(asked.groups, values, strict=True)}
-        found = cells[key] = Cell(bucket, group)
-        if with_outcomes:
-            found.outcomes = found.completed = found.moved = found.fell_back = 0
-            found.consumed = found.tokens = found.bytes = found.gain_us = found.compared = 0
+        found = cells[key] = _new_cell(bucket, group, with_outcomes=with_outcomes)
     return found
 
 
-def _add_decisions(cell: Cell, row: Row[Any]) -> None:
+def _new_cell(
+    bucket: datetime | None, group: dict[str, str | None], *, with_outcomes: bool
+) -> Cell:
+    made = Cell(bucket, group)
+    if with_outcomes:
+        made.outcomes = made.completed = made.moved = made.fell_back = 0
+        made.consumed = made.tokens = made.bytes = made.gain_us = made.compared = 0
+    return made
+
+
+def _added_up(rows: Sequence[Row[Any]]) -> Any:
+    """One row of sums for all of them."""
+    names = [name for name in rows[0]._fields if isinstance(getattr(rows[0], name), int | list)]
+    columns = {name: [getattr(row, name) for row in rows] for name in names}
+    return SimpleNamespace(
+        **{
+            name: [*map(sum, zip(*values, strict=True))]
+            if isinstance(values[0], list)
+            else sum(values)
+            for name, values in columns.items()
+        }
+    )
+
+
+def _add_decisions(cell: Cell, row: Any) -> None:
     for name in ("decisions", "lookups", "hits", "unavailable", "query_tokens", "matched_tokens"):
         setattr(cell, name, getattr(row, name))
-    cell.latency_p50_us = quantile(LATENCY_BOUNDS_US, row.latency, 0.5)
-    cell.latency_p95_us = quantile(LATENCY_BOUNDS_US, row.latency, 0.95)
-    cell.latency_p99_us = quantile(LATENCY_BOUNDS_US, row.latency, 0.99)
+    latency = getattr(row, "latency", ())
+    cell.latency_p50_us = quantile(LATENCY_BOUNDS_US, latency, 0.5)
+    cell.latency_p95_us = quantile(LATENCY_BOUNDS_US, latency, 0.95)
+    cell.latency_p99_us = quantile(LATENCY_BOUNDS_US, latency, 0.99)
 
 
-def _add_outcomes(cell: Cell, row: Row[Any]) -> None:
+def _add_outcomes(cell: Cell, row: Any) -> None:
     for name in ("outcomes", "completed", "moved", "fell_back", "consumed"):
         setattr(cell, name, getattr(row, name))
     for name in ("tokens", "bytes", "gain_us", "compared"):

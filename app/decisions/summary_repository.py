@@ -47,6 +47,8 @@ class RollupQuestion:
     groups: Sequence[str]
     filters: Mapping[str, str]
     limit_rows: int
+    # Without a histogram, which is most of the work.
+    counts_only: bool = False
 
 
 class SummaryRepository:
@@ -56,10 +58,10 @@ class SummaryRepository:
         self._session = session
 
     async def decisions(self, question: RollupQuestion) -> Sequence[Row[Any]]:
-        """Of `decision_rollup`; `latency` is a histogram over `LATENCY_BOUNDS_US`."""
+        """Of `decision_rollup`; `latency` is a histogram over `LATENCY_BOUNDS_US`, if any."""
         of = DecisionRollupRow
         lookups = of.kind == DecisionKind.LOOKUP
-        sums = [
+        sums: list[ColumnElement[Any]] = [
             _total(of.decisions).label("decisions"),
             _total(of.decisions, lookups).label("lookups"),
             _total(of.decisions, lookups, of.outcome == DecisionOutcome.HIT).label("hits"),
@@ -68,8 +70,10 @@ class SummaryRepository:
             ),
             _total(of.query_tokens).label("query_tokens"),
             _total(of.matched_tokens).label("matched_tokens"),
-            _histogram(of.latency_counts, len(LATENCY_BOUNDS_US) + 1).label("latency"),
         ]
+        if not question.counts_only:
+            buckets = len(LATENCY_BOUNDS_US) + 1
+            sums.append(_histogram(of.latency_counts, buckets).label("latency"))
         return await self._rows(of, sums, question)
 
     async def outcomes(self, question: RollupQuestion) -> Sequence[Row[Any]]:
