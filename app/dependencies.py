@@ -16,7 +16,12 @@ def services_of(request: Request) -> Services:
     return services
 
 
-ServicesDep = Annotated[Services, Depends(services_of)]
+# Dependencies are coroutines: FastAPI calls a plain function in a thread, two hops for nothing.
+async def _services(request: Request) -> Services:
+    return services_of(request)
+
+
+ServicesDep = Annotated[Services, Depends(_services)]
 
 
 async def _principal(request: Request, services: ServicesDep) -> Principal:
@@ -29,7 +34,7 @@ class _Having:
     def __init__(self, scope: Scope) -> None:
         self._scope = scope
 
-    def __call__(self, principal: Annotated[Principal, Depends(_principal)]) -> Principal:
+    async def __call__(self, principal: Annotated[Principal, Depends(_principal)]) -> Principal:
         require_scope(principal, self._scope)
         return principal
 

@@ -8,7 +8,6 @@ from typing import Any, Final, NamedTuple
 from sqlalchemy import (
     BigInteger,
     ColumnElement,
-    Double,
     Row,
     and_,
     cast,
@@ -25,6 +24,8 @@ from app.decisions.models import DecisionRollupRow, OutcomeRollupRow
 from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
 from app.decisions.repository import visible
 
+_DAY: Final = "day"
+_BUCKETS_AT_ONCE: Final = 8
 # What came of a decision to move state; the others move nothing.
 _MOVES: Final = (DecisionKind.MATERIALIZE, DecisionKind.PREFETCH, DecisionKind.STORE)
 
@@ -72,8 +73,8 @@ class SummaryRepository:
             _total(of.matched_tokens).label("matched_tokens"),
         ]
         if not question.counts_only:
-            buckets = len(LATENCY_BOUNDS_US) + 1
-            sums.append(_histogram(of.latency_counts, buckets).label("latency"))
+            used = await self._used(of, of.latency_counts, len(LATENCY_BOUNDS_US) + 1, question)
+            sums.append(_histogram(of.latency_counts, used).label("latency"))
         return await self._rows(of, sums, question)
 
     async def outcomes(self, question: RollupQuestion) -> Sequence[Row[Any]]:
@@ -81,6 +82,7 @@ class SummaryRepository:
         of = OutcomeRollupRow
         moves = of.kind.in_(_MOVES)
         completed = of.status == OutcomeStatus.COMPLETED
+        used = await self._used(of, of.error_counts, len(ERROR_BOUNDS) + 1, question)
         sums = [
             _total(of.outcomes).label("outcomes"),
             _total(of.outcomes, completed).label("completed"),
@@ -93,9 +95,35 @@ class SummaryRepository:
             _total(of.compared).label("compared"),
             _total(of.compared_observed_us).label("compared_observed_us"),
             _total(of.predicted_us).label("predicted_us"),
-            _histogram(of.error_counts, len(ERROR_BOUNDS) + 1).label("errors"),
+            _histogram(of.error_counts, used).label("errors"),
         ]
         return await self._rows(of, sums, question)
+
+    async def _used(self, of: Any, counts: Any, buckets: int, question: RollupQuestion) -> range:
+        """The buckets of a histogram in which anything was counted, and some beside them.
+
+        Most of them never are, and every one that is asked for costs as much as any other sum. Days
+        say which: they are a few rows, are never removed, and grow with the hours and minutes.
+        """
+        finer = [span for span in question.spans if span.step != _DAY]
+        if not finer:
+            return range(buckets)
+        whole = Span(
+            _DAY,
+            min(span.begin for span in question.spans).replace(hour=0, minute=0),
+            max(span.end for span in question.spans),
+        )
+        statement = select(_histogram(counts, range(buckets))).where(
+            _within(of, whole), *_chosen(of, question)
+        )
+        totals: list[int] = (await self._session.execute(statement)).scalar_one()
+        seen = [number for number, total in enumerate(totals) if total]
+        if not seen:
+            return range(0)
+        # In few sizes, so that there are few statements.
+        first = seen[0] // _BUCKETS_AT_ONCE * _BUCKETS_AT_ONCE
+        last = -(-(seen[-1] + 1) // _BUCKETS_AT_ONCE) * _BUCKETS_AT_ONCE
+        return range(first, min(last, buckets))
 
     async def _rows(
         self, of: Any, sums: Sequence[Any], question: RollupQuestion
@@ -105,17 +133,18 @@ class SummaryRepository:
             keys.insert(0, of.bucket)
         statement = (
             select(*keys, *sums)
-            .where(
-                or_(*(_within(of, span) for span in question.spans)),
-                *(getattr(of, name) == value for name, value in question.filters.items()),
-                *visible(of.tenant, question.tenants),
-            )
+            .where(or_(*(_within(of, span) for span in question.spans)), *_chosen(of, question))
             .group_by(*keys)
             .order_by(*keys)
             .limit(question.limit_rows)
         )
         found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
         return found
+
+
+def _chosen(of: Any, question: RollupQuestion) -> list[ColumnElement[bool]]:
+    equal = [getattr(of, name) == value for name, value in question.filters.items()]
+    return [*equal, *visible(of.tenant, question.tenants)]
 
 
 def _within(of: Any, span: Span) -> ColumnElement[bool]:
@@ -130,15 +159,13 @@ def _total(column: Any, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
     return cast(func.coalesce(total, 0), BigInteger)
 
 
-def _histogram(counts: Any, buckets: int) -> ColumnElement[Any]:
-    """The counts bucket by bucket: taking the arrays apart as rows would cost five times as much.
-
-    They are summed up as doubles, which hold counts to 2^53 exactly and take half the time of
-    numeric.
-    """
-    return array([_count(counts, number) for number in range(1, buckets + 1)])
+def _histogram(counts: Any, used: range) -> ColumnElement[Any]:
+    """The counts bucket by bucket: taking arrays apart as rows would cost five times as much."""
+    nothing = cast(literal_column("0"), BigInteger)
+    cells = [*([nothing] * used.start), *(_count(counts, at) for at in used)]
+    return array(cells or [nothing])
 
 
-def _count(counts: Any, number: int) -> ColumnElement[int]:
-    total = func.sum(cast(counts[literal_column(str(number))], Double))
+def _count(counts: Any, at: int) -> ColumnElement[int]:
+    total = func.sum(counts[literal_column(str(at + 1))])
     return cast(func.coalesce(total, literal_column("0")), BigInteger)
