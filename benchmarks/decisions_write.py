@@ -29,7 +29,7 @@ from benchmarks import service
 from benchmarks.report import Bar, Report
 
 COST_BAR_US, RATE_BAR, DRAIN_BAR, GROWTH_BAR_BYTES = 15.0, 5_000.0, 12_000.0, 16 * 1024 * 1024
-ROUND_S = 1.0
+ROUND_S = 0.5
 TICK_S = 0.01
 DRAINED_ROWS = 300_000
 SETTLED_S = 15

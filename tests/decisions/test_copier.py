@@ -96,6 +96,40 @@ async def test_several_batches_and_segments_leave_no_gap_and_nothing_behind(
     assert not directory.exists()
 
 
+async def test_a_batch_that_takes_too_long_is_stored_in_smaller_ones(
+    database: Database, make_spooled: MakeSpooled
+) -> None:
+    async with database.write() as session:
+        await session.execute(
+            text(
+                "CREATE FUNCTION slow() RETURNS trigger LANGUAGE plpgsql AS"
+                " $$ BEGIN PERFORM pg_sleep(0.01); RETURN NEW; END $$"
+            )
+        )
+        await session.execute(
+            text(
+                "CREATE TRIGGER slow BEFORE INSERT ON decision FOR EACH ROW EXECUTE FUNCTION slow()"
+            )
+        )
+    try:
+        url = database.url.render_as_string(hide_password=False)
+        async with Database(url, pool_connections=1, statement_timeout_s=0.3) as hasty:
+            spooled = make_spooled(hasty, batch_rows=64)
+            decisions = [a_decision() for _ in range(64)]
+            for decision in decisions:
+                spooled.spool.record(decision)
+            with capture_logs() as logs:
+                spooled.start()
+                assert await spooled.stored()
+                await spooled.kill()
+        assert await stored_decisions(database) == [row.decision_id for row in decisions]
+        assert any(line["event"] == "decisions_not_copied" for line in logs)
+        assert await gaps(database) == []
+    finally:
+        async with database.write() as session:
+            await session.execute(text("DROP FUNCTION slow() CASCADE"))
+
+
 async def test_the_sums_are_those_of_the_rows(
     database: Database, make_spooled: MakeSpooled
 ) -> None:

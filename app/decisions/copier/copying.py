@@ -60,9 +60,13 @@ class OvertakenError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class CopierLimits:
-    """A batch is stored when it is full, or its first row has waited for the interval."""
+    """A batch is stored when it is full, or its first row has waited for the interval.
 
-    batch_rows: int = 2_000
+    After a failure the next one is half as large, so that a slow Postgres ends one in its time;
+    with every one that is stored they grow again by an eighth.
+    """
+
+    batch_rows: int = 4_000
     batch_bytes: int = 8 * 1024 * 1024
     flush_interval_s: float = 0.2
     retry_first_s: float = 0.05
@@ -92,6 +96,7 @@ class Copier:
         self._waiting_since_us: dict[str, int] = {}
         self._looked_us = -_US_PER_S
         self._draining = False
+        self._batch_rows = self._limits.batch_rows
         self.copied = 0
 
     async def run(self) -> None:
@@ -121,7 +126,11 @@ class Copier:
                         raise
                 # What is stored is not known for sure: it is read again.
                 self._forget()
+                self._batch_rows = max(self._batch_rows // 2, 1)
                 continue
+            if stored:
+                grown = self._batch_rows + self._batch_rows // 8 + 1
+                self._batch_rows = min(grown, self._limits.batch_rows)
             retry_s, given_up_us = self._limits.retry_first_s, None
             if not stored:
                 if self._draining and not any(t.waiting or t.lives for t in self._tails.values()):
@@ -150,9 +159,9 @@ class Copier:
             self._looked_us = now_us
         stored = 0
         for name, tail in list(self._tails.items()):
-            tail.read(most_entries=self._limits.batch_rows, most_bytes=self._limits.batch_bytes)
+            tail.read(most_entries=self._batch_rows, most_bytes=self._limits.batch_bytes)
             if tail.waiting and self._is_due(name, tail):
-                entries = tail.batch(self._limits.batch_rows)
+                entries = tail.batch(self._batch_rows)
                 await self._store_and_read_on(tail, entries)
                 self._waiting_since_us.pop(name, None)
                 stored += len(entries)
@@ -169,7 +178,7 @@ class Copier:
         return (
             self._draining
             or tail.wanted
-            or tail.waiting >= self._limits.batch_rows
+            or tail.waiting >= self._batch_rows
             or now_us - since_us >= self._limits.flush_interval_s * _US_PER_S
         )
 
@@ -194,7 +203,7 @@ class Copier:
         storing = asyncio.create_task(self._store(tail, entries))
         try:
             most_entries, most_bytes = len(entries), 2 * self._limits.batch_bytes
-            while not storing.done() and most_entries < 2 * self._limits.batch_rows:
+            while not storing.done() and most_entries < 2 * self._batch_rows:
                 await asyncio.sleep(0)
                 most_entries += _READ_ON_ENTRIES
                 tail.read(most_entries=most_entries, most_bytes=most_bytes)
