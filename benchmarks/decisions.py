@@ -296,7 +296,7 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rows", type=int, default=5_000_000, help="decisions to read among")
     asked.add_argument(
-        "--rounds", type=int, default=8, help="of lookups with and without recording"
+        "--rounds", type=int, default=60, help="of lookups with and without recording"
     )
     asked.add_argument("--sustained-s", type=int, default=60, help="how long the rate is held")
     asked.add_argument("--only", choices=("read", "write"), help="one part")

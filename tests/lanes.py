@@ -13,8 +13,10 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = [
     "tests/api/test_schemathesis.py",
+    "tests/console",
     "tests/core",
     "tests/db",
+    "tests/decisions",
     "tests/deploy",
     "tests/faults",
     "tests/index",

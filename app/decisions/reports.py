@@ -22,6 +22,7 @@ from app.decisions.partitions import ensure_day
 from app.decisions.record import Outcome, OutcomeStatus
 from app.decisions.reports_repository import (
     decisions_reported,
+    one_at_a_time,
     reports_insert,
     reports_stored,
 )
@@ -106,7 +107,10 @@ class OutcomeReports:
 
     async def _take(self, reports: Sequence[OutcomeReport], principal: Principal) -> list[Reported]:
         now = self._clock.now()
+        used = {report.decision_id for report in reports if _is_use(report)}
         async with self._database.write() as session:
+            # Who comes second sees that the gain was counted.
+            await one_at_a_time(session, used)
             about = await decisions_reported(session, _ids(reports), principal.tenants)
             rows = _rows(reports, about)
             made = await reports_insert(
@@ -138,12 +142,15 @@ def _rows(reports: Sequence[OutcomeReport], about: Mapping[UUID, Row[Any]]) -> d
         if decision is None or report.outcome_id in rows:
             continue
         row = _row(report, decision)
-        used = report.status is OutcomeStatus.CONSUMED and report.observed_us is not None
-        if used and report.decision_id not in counted:
+        if _is_use(report) and report.decision_id not in counted:
             counted.add(report.decision_id)
             row = _with_gain(row, decision)
         rows[report.outcome_id] = row
     return rows
+
+
+def _is_use(report: OutcomeReport) -> bool:
+    return report.status is OutcomeStatus.CONSUMED and report.observed_us is not None
 
 
 def _row(report: OutcomeReport, decision: Row[Any]) -> Outcome:

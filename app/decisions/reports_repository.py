@@ -45,6 +45,10 @@ _ARRAY_TYPES: Final = {
     "recompute_us": "bigint",
     "gain_us": "bigint",
 }
+_LOCK: Final = text("SELECT pg_advisory_xact_lock(CAST(:kind AS integer), CAST(:place AS integer))")
+# "nkv" and a number: of all advisory locks in this database, those of reports.
+_LOCK_KIND: Final = 0x6E6B7602
+_LOCKS: Final = 64
 _GIVEN: Final = ", ".join(f"CAST(:{name} AS {of}[])" for name, of in _ARRAY_TYPES.items())
 _TAKEN: Final = ", ".join(
     "CAST(detail AS jsonb)" if name == "detail" else name for name in _ARRAY_TYPES
@@ -95,6 +99,17 @@ async def decisions_reported(
     )
     found = (await session.execute(statement)).all()
     return {row.decision_id: row for row in found}
+
+
+async def one_at_a_time(session: WriteSession, decision_ids: Collection[UUID]) -> None:
+    """Wait for whoever else reports on these, until their transaction ends.
+
+    Few locks for any number of decisions, taken in one order. What is read afterwards is what the
+    others have left.
+    """
+    places = sorted({decision_id.int % _LOCKS for decision_id in decision_ids})
+    for place in places:
+        await session.execute(_LOCK, {"kind": _LOCK_KIND, "place": place})
 
 
 async def reports_insert(

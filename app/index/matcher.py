@@ -5,7 +5,7 @@ state each number is. Lookups change nothing.
 """
 
 import itertools
-from enum import Enum
+from enum import StrEnum
 from hashlib import blake2b
 from typing import Final, TypeAlias
 
@@ -34,7 +34,7 @@ _INTERNED_ENTRIES: Final = 65_536
 Tokens: TypeAlias = "list[int] | TokenText | memoryview[int]"
 
 
-class Freshness(Enum):
+class Freshness(StrEnum):
     """Whether absence can be trusted: before the first load and after missed polls it cannot."""
 
     CURRENT = "current"

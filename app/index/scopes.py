@@ -69,7 +69,11 @@ class TenantHashing:
 
     def fingerprint(self, tenant: str, value: bytes) -> str:
         """32 hex characters: equal values of one tenant agree, nothing else can be read from it."""
-        return siphash_128(self._tenant_key(tenant)[:16], value).hex()
+        return siphash_128(self.fingerprint_key(tenant), value).hex()
+
+    def fingerprint_key(self, tenant: str) -> bytes:
+        """The key of `fingerprint`, for who makes many of one tenant."""
+        return self._tenant_key(tenant)[:16]
 
     def _pool_key(self, tenants: Sequence[str]) -> bytes:
         digest = blake2b(digest_size=32, key=self._adopted(), person=_PERSON_POOL)

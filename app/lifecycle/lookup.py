@@ -250,7 +250,7 @@ class Lookup:
                 decision_id,
                 query,
                 caller,
-                freshness.value,
+                freshness,
                 active,
                 judged,
                 end,

@@ -15,7 +15,7 @@ from app.contract.transitions import LifecycleState, path
 from app.contract.verdict import Mismatch
 from app.decisions.record import INPUTS_VERSION, Action, DecisionKind, DecisionOutcome
 from app.decisions.rows import NOTHING, LookupEnd, LookupRow, LookupScope, encode
-from app.index.matcher import Candidate, Matches
+from app.index.matcher import Candidate, Freshness, Matches
 from app.index.registered import ScopeIdentity
 from app.index.scopes import TenantHashing
 from app.lifecycle.caller import Caller
@@ -23,6 +23,7 @@ from app.lifecycle.keeping import durability_of
 from app.lifecycle.queries import LookupQuery
 from app.policy.document import advisory_mismatches
 from app.policy.provider import ActivePolicy
+from nexuskv_core import siphash_128
 
 _SCOPES_CACHE_ENTRIES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 256
@@ -60,7 +61,7 @@ class End(msgspec.Struct, frozen=True, gc=False):
 class RecordedScope(msgspec.Struct, frozen=True, gc=False):
     """What repeats from one lookup to the next, encoded, and what else of it a row needs."""
 
-    tenant: str
+    fingerprint_key: bytes
     durability: str
     encoded: msgspec.Raw
 
@@ -81,7 +82,7 @@ class LookupRecorder:
         decision_id: UUID,
         query: LookupQuery,
         caller: Caller,
-        freshness: str,
+        freshness: Freshness,
         active: ActivePolicy,
         judged: Judged,
         end: End,
@@ -104,7 +105,7 @@ class LookupRecorder:
                 end.encoded,
                 len(query.tokens),
                 # The caller's own hash of its prompt is not keyed; only ours leaves the process.
-                self._hashing.fingerprint(scope.tenant, evidence.input_fingerprint.encode()),
+                siphash_128(scope.fingerprint_key, evidence.input_fingerprint.encode()).hex(),
                 caller.principal.key_id,
                 caller.trace_id,
                 freshness,
@@ -152,7 +153,7 @@ class LookupRecorder:
             }
         )[:-1]
         return RecordedScope(
-            scope.tenant,
+            self._hashing.fingerprint_key(scope.tenant),
             durability_of(active.policy, DecisionKind.LOOKUP),
             msgspec.Raw(
                 encode(

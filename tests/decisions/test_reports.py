@@ -102,6 +102,19 @@ async def test_the_same_report_with_other_content_is_a_conflict(
     assert (await sums(client))["count"] == 3
 
 
+async def test_gain_counts_once_where_several_tell_at_the_same_time(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    decision = a_decision(predicted_us=1_000, recompute_us=9_000, backend="baseline")
+    await store(database, [decision])
+    answers = await asyncio.gather(
+        *(report(client, decision.decision_id, **USED, report_id=f"r-{n}") for n in range(8))
+    )
+    assert [answer.json()["result"] for answer in answers] == ["stored"] * 8
+    found = await sums(client)
+    assert (found["count"], found["gain_us"]) == (8, 7_500)
+
+
 async def test_gain_counts_once_for_a_decision(
     client: httpx.AsyncClient, database: Database
 ) -> None:
