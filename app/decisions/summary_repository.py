@@ -3,13 +3,17 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any, Final, NamedTuple
+from functools import lru_cache
+from typing import Any, Final, Literal, NamedTuple
 
 from sqlalchemy import (
+    ARRAY,
     BigInteger,
     ColumnElement,
-    Row,
+    Text,
     and_,
+    any_,
+    bindparam,
     cast,
     func,
     literal_column,
@@ -18,13 +22,14 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import array
 
+from app.db.native import Kept
 from app.db.session import ReadSession
 from app.decisions.histogram import ERROR_BOUNDS, LATENCY_BOUNDS_US
 from app.decisions.models import DecisionRollupRow, OutcomeRollupRow
 from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
-from app.decisions.repository import visible
 
 _DAY: Final = "day"
+_BUCKETS: Final = {"decisions": len(LATENCY_BOUNDS_US) + 1, "outcomes": len(ERROR_BOUNDS) + 1}
 _BUCKETS_AT_ONCE: Final = 8
 # What came of a decision to move state; the others move nothing.
 _MOVES: Final = (DecisionKind.MATERIALIZE, DecisionKind.PREFETCH, DecisionKind.STORE)
@@ -52,103 +57,169 @@ class RollupQuestion:
     counts_only: bool = False
 
 
+class _Shape(NamedTuple):
+    """A statement but for its values, which are composed once: they name a hundred sums.
+
+    `what`: the sums alone, with a histogram of the buckets `used`, or the histogram of everything.
+    """
+
+    table: Literal["decisions", "outcomes"]
+    what: Literal["sums", "sums and histogram", "histogram"]
+    used: range
+    by_bucket: bool
+    groups: tuple[str, ...]
+    filters: tuple[str, ...]
+    everyone: bool
+    spans: int
+
+
 class SummaryRepository:
     """Sums over one read session. Rows have `bucket` when asked for, then groups, then sums."""
 
     def __init__(self, session: ReadSession) -> None:
         self._session = session
 
-    async def decisions(self, question: RollupQuestion) -> Sequence[Row[Any]]:
+    async def decisions(self, question: RollupQuestion) -> Sequence[Any]:
         """Of `decision_rollup`; `latency` is a histogram over `LATENCY_BOUNDS_US`, if any."""
-        of = DecisionRollupRow
-        lookups = of.kind == DecisionKind.LOOKUP
-        sums: list[ColumnElement[Any]] = [
-            _total(of.decisions).label("decisions"),
-            _total(of.decisions, lookups).label("lookups"),
-            _total(of.decisions, lookups, of.outcome == DecisionOutcome.HIT).label("hits"),
-            _total(of.decisions, lookups, of.outcome == DecisionOutcome.UNAVAILABLE).label(
-                "unavailable"
-            ),
-            _total(of.query_tokens).label("query_tokens"),
-            _total(of.matched_tokens).label("matched_tokens"),
-        ]
-        if not question.counts_only:
-            used = await self._used(of, of.latency_counts, len(LATENCY_BOUNDS_US) + 1, question)
-            sums.append(_histogram(of.latency_counts, used).label("latency"))
-        return await self._rows(of, sums, question)
+        return await self._sums("decisions", question)
 
-    async def outcomes(self, question: RollupQuestion) -> Sequence[Row[Any]]:
-        """Of `outcome_rollup`; `errors` is a histogram over `ERROR_BOUNDS`."""
-        of = OutcomeRollupRow
-        moves = of.kind.in_(_MOVES)
-        completed = of.status == OutcomeStatus.COMPLETED
-        used = await self._used(of, of.error_counts, len(ERROR_BOUNDS) + 1, question)
-        sums = [
-            _total(of.outcomes).label("outcomes"),
-            _total(of.outcomes, completed).label("completed"),
-            _total(of.outcomes, completed, moves).label("moved"),
-            _total(of.outcomes, of.status == OutcomeStatus.FELL_BACK, moves).label("fell_back"),
-            _total(of.outcomes, of.status == OutcomeStatus.CONSUMED).label("consumed"),
-            _total(of.tokens).label("tokens"),
-            _total(of.bytes).label("bytes"),
-            _total(of.gain_us).label("gain_us"),
-            _total(of.compared).label("compared"),
-            _total(of.compared_observed_us).label("compared_observed_us"),
-            _total(of.predicted_us).label("predicted_us"),
-            _histogram(of.error_counts, used).label("errors"),
-        ]
-        return await self._rows(of, sums, question)
+    async def outcomes(self, question: RollupQuestion) -> Sequence[Any]:
+        """Of `outcome_rollup`; `errors` is a histogram over `ERROR_BOUNDS`, if any."""
+        return await self._sums("outcomes", question)
 
-    async def _used(self, of: Any, counts: Any, buckets: int, question: RollupQuestion) -> range:
+    async def _sums(
+        self, table: Literal["decisions", "outcomes"], question: RollupQuestion
+    ) -> Sequence[Any]:
+        shape = _Shape(
+            table,
+            "sums" if question.counts_only else "sums and histogram",
+            range(0) if question.counts_only else await self._used(table, question),
+            question.by_bucket,
+            tuple(question.groups),
+            tuple(sorted(question.filters)),
+            question.tenants is None,
+            len(question.spans),
+        )
+        values = _values(question, question.spans) | {"limit_rows": question.limit_rows}
+        found: Sequence[Any] = (await self._session.execute(_statement(shape), values)).all()
+        return found
+
+    async def _used(
+        self, table: Literal["decisions", "outcomes"], question: RollupQuestion
+    ) -> range:
         """The buckets of a histogram in which anything was counted, and some beside them.
 
         Most of them never are, and every one that is asked for costs as much as any other sum. Days
         say which: they are a few rows, are never removed, and grow with the hours and minutes.
         """
-        finer = [span for span in question.spans if span.step != _DAY]
-        if not finer:
-            return range(buckets)
+        every = range(_BUCKETS[table])
+        if all(span.step == _DAY for span in question.spans):
+            return every
         whole = Span(
             _DAY,
             min(span.begin for span in question.spans).replace(hour=0, minute=0),
             max(span.end for span in question.spans),
         )
-        statement = select(_histogram(counts, range(buckets))).where(
-            _within(of, whole), *_chosen(of, question)
-        )
-        totals: list[int] = (await self._session.execute(statement)).scalar_one()
-        seen = [number for number, total in enumerate(totals) if total]
+        filters = tuple(sorted(question.filters))
+        everyone = question.tenants is None
+        shape = _Shape(table, "histogram", every, False, (), filters, everyone, 1)
+        values = _values(question, [whole]) | {"limit_rows": 1}
+        row = (await self._session.execute(_statement(shape), values)).one()
+        seen = [number for number, total in enumerate(row[0]) if total]
         if not seen:
             return range(0)
         # In few sizes, so that there are few statements.
         first = seen[0] // _BUCKETS_AT_ONCE * _BUCKETS_AT_ONCE
         last = -(-(seen[-1] + 1) // _BUCKETS_AT_ONCE) * _BUCKETS_AT_ONCE
-        return range(first, min(last, buckets))
+        return range(first, min(last, _BUCKETS[table]))
 
-    async def _rows(
-        self, of: Any, sums: Sequence[Any], question: RollupQuestion
-    ) -> Sequence[Row[Any]]:
-        keys = [getattr(of, name) for name in question.groups]
-        if question.by_bucket:
-            keys.insert(0, of.bucket)
-        statement = (
-            select(*keys, *sums)
-            .where(or_(*(_within(of, span) for span in question.spans)), *_chosen(of, question))
-            .group_by(*keys)
-            .order_by(*keys)
-            .limit(question.limit_rows)
+
+def _values(question: RollupQuestion, spans: Sequence[Span]) -> dict[str, Any]:
+    values: dict[str, Any] = {f"of_{name}": value for name, value in question.filters.items()}
+    if question.tenants is not None:
+        values["tenants"] = sorted(question.tenants)
+    for number, span in enumerate(spans):
+        values |= {f"{name}_{number}": value for name, value in span._asdict().items()}
+    return values
+
+
+@lru_cache(maxsize=512)
+def _statement(shape: _Shape) -> Kept:
+    of: Any = DecisionRollupRow if shape.table == "decisions" else OutcomeRollupRow
+    keys = [getattr(of, name) for name in shape.groups]
+    if shape.by_bucket:
+        keys.insert(0, of.bucket)
+    sums = [] if shape.what == "histogram" else _SUMS[shape.table]()
+    if shape.what != "sums":
+        counts, label = (
+            (of.latency_counts, "latency")
+            if shape.table == "decisions"
+            else (of.error_counts, "errors")
         )
-        found: Sequence[Row[Any]] = (await self._session.execute(statement)).all()
-        return found
+        sums.append(_histogram(counts, shape.used).label(label))
+    statement = (
+        select(*keys, *sums)
+        .where(
+            or_(*(_within(of, number) for number in range(shape.spans))),
+            *(getattr(of, name) == bindparam(f"of_{name}") for name in shape.filters),
+        )
+        .group_by(*keys)
+        .order_by(*keys)
+        .limit(bindparam("limit_rows", type_=BigInteger()))
+    )
+    if not shape.everyone:
+        statement = statement.where(of.tenant == any_(bindparam("tenants", type_=ARRAY(Text))))
+    return Kept(statement)
 
 
-def _chosen(of: Any, question: RollupQuestion) -> list[ColumnElement[bool]]:
-    equal = [getattr(of, name) == value for name, value in question.filters.items()]
-    return [*equal, *visible(of.tenant, question.tenants)]
+def _decision_sums() -> list[ColumnElement[Any]]:
+    of = DecisionRollupRow
+    lookups = of.kind == literal_column(f"'{DecisionKind.LOOKUP}'")
+    hit, unavailable = (
+        of.outcome == literal_column(f"'{outcome}'")
+        for outcome in (DecisionOutcome.HIT, DecisionOutcome.UNAVAILABLE)
+    )
+    return [
+        _total(of.decisions).label("decisions"),
+        _total(of.decisions, lookups).label("lookups"),
+        _total(of.decisions, lookups, hit).label("hits"),
+        _total(of.decisions, lookups, unavailable).label("unavailable"),
+        _total(of.query_tokens).label("query_tokens"),
+        _total(of.matched_tokens).label("matched_tokens"),
+    ]
 
 
-def _within(of: Any, span: Span) -> ColumnElement[bool]:
-    return and_(of.step == span.step, of.bucket >= span.begin, of.bucket < span.end)
+def _outcome_sums() -> list[ColumnElement[Any]]:
+    of = OutcomeRollupRow
+    moves = of.kind.in_([literal_column(f"'{kind}'") for kind in _MOVES])
+    completed, fell_back, consumed = (
+        of.status == literal_column(f"'{status}'")
+        for status in (OutcomeStatus.COMPLETED, OutcomeStatus.FELL_BACK, OutcomeStatus.CONSUMED)
+    )
+    return [
+        _total(of.outcomes).label("outcomes"),
+        _total(of.outcomes, completed).label("completed"),
+        _total(of.outcomes, completed, moves).label("moved"),
+        _total(of.outcomes, fell_back, moves).label("fell_back"),
+        _total(of.outcomes, consumed).label("consumed"),
+        _total(of.tokens).label("tokens"),
+        _total(of.bytes).label("bytes"),
+        _total(of.gain_us).label("gain_us"),
+        _total(of.compared).label("compared"),
+        _total(of.compared_observed_us).label("compared_observed_us"),
+        _total(of.predicted_us).label("predicted_us"),
+    ]
+
+
+_SUMS: Final = {"decisions": _decision_sums, "outcomes": _outcome_sums}
+
+
+def _within(of: Any, number: int) -> ColumnElement[bool]:
+    return and_(
+        of.step == bindparam(f"step_{number}"),
+        of.bucket >= bindparam(f"begin_{number}"),
+        of.bucket < bindparam(f"end_{number}"),
+    )
 
 
 def _total(column: Any, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
