@@ -175,19 +175,6 @@ def cpu_s(pid: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def place_children(pid: int, core: int, deadline_s: float = 60) -> None:
-    """Pin what a service started, its copier: it is counted by itself, and is on the other core."""
-    end = time.monotonic() + deadline_s
-    children = Path(f"/proc/{pid}/task/{pid}/children")
-    while not (found := children.read_text().split()):
-        if time.monotonic() > end:
-            raise TimeoutError("the service has not started its copier")
-        time.sleep(0.01)
-    for child in found:
-        for thread in Path(f"/proc/{child}/task").iterdir():
-            os.sched_setaffinity(int(thread.name), {core})
-
-
 def load(port: int, duration_s: float, requests: list[bytes], pid: int) -> dict[str, Any]:
     framed = b"".join(struct.pack(">I", len(request)) + request for request in requests)
     command = [sys.executable, "-m", "benchmarks.load", "127.0.0.1", str(port)]
