@@ -237,7 +237,9 @@ class DecisionRollupRow(_Rollup, Base):
 
 
 class OutcomeRollupRow(_Rollup, Base):
-    """Outcomes likewise; `compared` are those with a prediction and an observation."""
+    """Outcomes likewise; `compared` are those with a prediction and an observation, `used` those
+    that tell of a decision's use for the first time.
+    """
 
     __tablename__ = "outcome_rollup"
     __table_args__ = (
@@ -257,3 +259,4 @@ class OutcomeRollupRow(_Rollup, Base):
     compared: Mapped[_Count]
     compared_observed_us: Mapped[_Sum]
     error_counts: Mapped[list[int]] = mapped_column(ARRAY(BigInteger))
+    used: Mapped[_Count] = mapped_column(server_default=text("0"))

@@ -7,7 +7,7 @@ the primary key tells a retry from another report.
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Final
 from uuid import UUID, uuid5
 
 import orjson
@@ -19,7 +19,7 @@ from app.db.partitions import day_of
 from app.db.session import Database, NoPartitionError
 from app.decisions.copier.repository import add_rollups
 from app.decisions.partitions import ensure_day
-from app.decisions.record import Outcome, OutcomeStatus
+from app.decisions.record import DecisionOutcome, Outcome, OutcomeStatus
 from app.decisions.reports_repository import (
     decisions_reported,
     one_at_a_time,
@@ -28,6 +28,11 @@ from app.decisions.reports_repository import (
 )
 from app.decisions.rollups import fold_outcomes
 from app.errors import ErrorCode, NexusError
+
+# How decisions end that brought state to where it can be used.
+_BROUGHT: Final = frozenset(
+    {DecisionOutcome.MATERIALIZED, DecisionOutcome.ACKNOWLEDGED, DecisionOutcome.TRANSFERRED}
+)
 
 
 class ReportResult(StrEnum):
@@ -109,7 +114,7 @@ class OutcomeReports:
         now = self._clock.now()
         used = {report.decision_id for report in reports if _is_use(report)}
         async with self._database.write() as session:
-            # Who comes second sees that the gain was counted.
+            # Who comes second sees that use and gain were counted.
             await one_at_a_time(session, used)
             about = await decisions_reported(session, _ids(reports), principal.tenants)
             rows = _rows(reports, about)
@@ -118,7 +123,8 @@ class OutcomeReports:
             )
             if made:
                 new = [rows[outcome_id] for outcome_id in made]
-                await add_rollups(session, fold_outcomes(new))
+                again = _told_again(new, about)
+                await add_rollups(session, fold_outcomes(new, again=again))
             stored = await reports_stored(
                 session, [(row.created_at, row.outcome_id) for row in rows.values()]
             )
@@ -142,7 +148,8 @@ def _rows(reports: Sequence[OutcomeReport], about: Mapping[UUID, Row[Any]]) -> d
         if decision is None or report.outcome_id in rows:
             continue
         row = _row(report, decision)
-        if _is_use(report) and report.decision_id not in counted:
+        timed = _is_use(report) and report.observed_us is not None
+        if timed and report.decision_id not in counted:
             counted.add(report.decision_id)
             row = _with_gain(row, decision)
         rows[report.outcome_id] = row
@@ -150,7 +157,19 @@ def _rows(reports: Sequence[OutcomeReport], about: Mapping[UUID, Row[Any]]) -> d
 
 
 def _is_use(report: OutcomeReport) -> bool:
-    return report.status is OutcomeStatus.CONSUMED and report.observed_us is not None
+    return report.status is OutcomeStatus.CONSUMED
+
+
+def _told_again(rows: Sequence[Outcome], about: Mapping[UUID, Row[Any]]) -> set[UUID]:
+    """The outcomes that are not the first to tell of the use of what was brought."""
+    seen = {decision_id for decision_id, found in about.items() if found.used}
+    again = set()
+    for row in rows:
+        if row.decision_id in seen or about[row.decision_id].outcome not in _BROUGHT:
+            again.add(row.outcome_id)
+        elif row.status is OutcomeStatus.CONSUMED:
+            seen.add(row.decision_id)
+    return again
 
 
 def _row(report: OutcomeReport, decision: Row[Any]) -> Outcome:

@@ -10,7 +10,7 @@ from sqlalchemy import ARRAY, DateTime, Row, Uuid, exists, func, literal, select
 
 from app.db.session import NoPartitionError, ReadSession, WriteSession
 from app.decisions.models import DecisionOutcomeRow, DecisionRow
-from app.decisions.record import Outcome
+from app.decisions.record import Outcome, OutcomeStatus
 from app.decisions.repository import CLOCKS_DIFFER, OUTCOME_COLUMNS, time_in, visible
 
 _ABOUT: Final = (
@@ -19,6 +19,7 @@ _ABOUT: Final = (
     DecisionRow.tenant,
     DecisionRow.model,
     DecisionRow.kind,
+    DecisionRow.outcome,
     DecisionRow.backend,
     DecisionRow.policy_version,
     DecisionRow.predicted_us,
@@ -67,7 +68,7 @@ async def decisions_reported(
     """What a report's row copies of its decision; those that are not there, or not visible, lack.
 
     An id tells the partition it is in, so each costs one look-up. `counted` is whether an outcome
-    of it has a gain.
+    of it has a gain, `used` whether one tells of its use.
     """
     known = {found: time_in(found) for found in decision_ids}
     keys = [(made_at, found) for found, made_at in known.items() if made_at is not None]
@@ -79,14 +80,15 @@ async def decisions_reported(
     )
     asked = given.table_valued("made_at", "decision_id").render_derived(name="asked")
     made_at = asked.c.made_at
-    counted = exists().where(
+    told = exists().where(
         DecisionOutcomeRow.decision_id == DecisionRow.decision_id,
         # What happened to a decision happened after it, whatever clock told the time.
         DecisionOutcomeRow.created_at >= DecisionRow.created_at - CLOCKS_DIFFER,
-        DecisionOutcomeRow.gain_us.is_not(None),
     )
+    counted = told.where(DecisionOutcomeRow.gain_us.is_not(None))
+    used = told.where(DecisionOutcomeRow.status == OutcomeStatus.CONSUMED)
     statement = (
-        select(*_ABOUT, counted.label("counted"))
+        select(*_ABOUT, counted.label("counted"), used.label("used"))
         .join(
             asked,
             (DecisionRow.created_at == made_at) & (DecisionRow.decision_id == asked.c.decision_id),

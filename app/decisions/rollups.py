@@ -4,14 +4,15 @@ Rows are counted in their minute, hour and day of `created_at`, in UTC, in the t
 stores them: what the rollups say is what the rows said, also when these are gone.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Final, NamedTuple
+from uuid import UUID
 
 from app.decisions.histogram import ERROR_BOUNDS, LATENCY_BOUNDS_US, bucket_of
 from app.decisions.lookup_lines import EndParts, ScopeParts, SeenLookup
-from app.decisions.record import Decision, DecisionKind, Outcome
+from app.decisions.record import Decision, DecisionKind, Outcome, OutcomeStatus
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 _MS_A_MINUTE: Final = 60_000
@@ -80,7 +81,9 @@ class DecisionSums:
 
 @dataclass(slots=True)
 class OutcomeSums:
-    """`compared` are physical ones with a prediction; `error_counts` are of these."""
+    """`compared` are physical ones with a prediction; `error_counts` are of these. `used` are
+    decisions, however many tell of their use.
+    """
 
     outcomes: int = 0
     physical: int = 0
@@ -91,10 +94,13 @@ class OutcomeSums:
     gain_us: int = 0
     compared: int = 0
     compared_observed_us: int = 0
+    used: int = 0
     error_counts: list[int] = field(default_factory=lambda: [0] * (len(ERROR_BOUNDS) + 1))
 
-    def add(self, row: Outcome) -> None:
+    def add(self, row: Outcome, *, again: bool = False) -> None:
+        """`again`: that its decision's state was used was told before, or does not count."""
         self.outcomes += 1
+        self.used += row.status == OutcomeStatus.CONSUMED and not again
         self.physical += row.physical
         self.bytes += row.bytes_transferred or 0
         self.tokens += row.tokens or 0
@@ -129,8 +135,12 @@ def fold(
     decisions: Iterable[Decision],
     outcomes: Iterable[Outcome],
     lookups: Iterable[SeenLookup] = (),
+    *,
+    again: Collection[UUID] = (),
 ) -> Increments:
-    """The increments of all of them; `lookups` are not among the decisions."""
+    """The increments of all of them; `lookups` are not among the decisions. `again` are ids of
+    outcomes that tell of no further use.
+    """
     made = Increments()
     minutes = _by_minute(lookups)
     for row in decisions:
@@ -163,7 +173,7 @@ def fold(
             one.status,
             one.fallback_reason or "",
         )
-        told.setdefault(key, OutcomeSums()).add(one)
+        told.setdefault(key, OutcomeSums()).add(one, again=one.outcome_id in again)
     for name, step in STEPS.items():
         for group, sums in minutes.items():
             wider = group._replace(step=name, bucket=bucket(step, group.bucket))
@@ -200,9 +210,9 @@ def _by_minute(lookups: Iterable[SeenLookup]) -> dict[DecisionGroup, DecisionSum
     return minutes
 
 
-def fold_outcomes(rows: Iterable[Outcome]) -> Increments:
+def fold_outcomes(rows: Iterable[Outcome], *, again: Collection[UUID]) -> Increments:
     """The increments of outcomes alone."""
-    return fold((), rows)
+    return fold((), rows, again=again)
 
 
 def _into(total: DecisionSums | OutcomeSums, more: DecisionSums | OutcomeSums) -> None:

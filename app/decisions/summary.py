@@ -101,6 +101,8 @@ class Cell:
     moved: int | None = None
     fell_back: int | None = None
     consumed: int | None = None
+    delivered: int | None = None
+    used: int | None = None
     tokens: int | None = None
     bytes: int | None = None
     gain_us: int | None = None
@@ -129,8 +131,8 @@ class Cell:
 
     @property
     def useful_reuse(self) -> float | None:
-        """Of the completed ones, those that a runtime says it used."""
-        return None if self.consumed is None else _rate(self.consumed, self.completed or 0)
+        """Of the decisions that brought state, those whose state a runtime says it used."""
+        return None if self.used is None else _rate(self.used, self.delivered or 0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,6 +265,7 @@ def _new_cell(
     made = Cell(bucket, group)
     if with_outcomes:
         made.outcomes = made.completed = made.moved = made.fell_back = 0
+        made.delivered = made.used = 0
         made.consumed = made.tokens = made.bytes = made.gain_us = made.compared = 0
     return made
 
@@ -293,7 +296,7 @@ def _add_decisions(cell: Cell, row: Any) -> None:
 def _add_outcomes(cell: Cell, row: Any) -> None:
     for name in ("outcomes", "completed", "moved", "fell_back", "consumed"):
         setattr(cell, name, getattr(row, name))
-    for name in ("tokens", "bytes", "gain_us", "compared"):
+    for name in ("delivered", "used", "tokens", "bytes", "gain_us", "compared"):
         setattr(cell, name, getattr(row, name))
     cell.error_p50 = quantile(ERROR_BOUNDS, row.errors, 0.5)
     cell.error_p90 = quantile(ERROR_BOUNDS, row.errors, 0.9)

@@ -192,9 +192,14 @@ def _decision_sums() -> list[ColumnElement[Any]]:
 def _outcome_sums() -> list[ColumnElement[Any]]:
     of = OutcomeRollupRow
     moves = of.kind.in_([literal_column(f"'{kind}'") for kind in _MOVES])
-    completed, fell_back, consumed = (
+    completed, registered, fell_back, consumed = (
         of.status == literal_column(f"'{status}'")
-        for status in (OutcomeStatus.COMPLETED, OutcomeStatus.FELL_BACK, OutcomeStatus.CONSUMED)
+        for status in (
+            OutcomeStatus.COMPLETED,
+            OutcomeStatus.REGISTERED,
+            OutcomeStatus.FELL_BACK,
+            OutcomeStatus.CONSUMED,
+        )
     )
     return [
         _total(of.outcomes).label("outcomes"),
@@ -202,6 +207,8 @@ def _outcome_sums() -> list[ColumnElement[Any]]:
         _total(of.outcomes, completed, moves).label("moved"),
         _total(of.outcomes, fell_back, moves).label("fell_back"),
         _total(of.outcomes, consumed).label("consumed"),
+        _total(of.outcomes, or_(completed, registered), moves).label("delivered"),
+        _total(of.used, moves).label("used"),
         _total(of.tokens).label("tokens"),
         _total(of.bytes).label("bytes"),
         _total(of.gain_us).label("gain_us"),

@@ -88,7 +88,7 @@ class RatesView(BaseModel):
         description="Of attempts to move state, those that a worker completed."
     )
     useful_reuse: float | None = Field(
-        description="Consumed states over completed ones, as runtimes report."
+        description="Of decisions that brought state, those whose state a runtime says it used."
     )
 
 
@@ -107,7 +107,14 @@ class OutcomesView(BaseModel):
     completed: int = Field(description="A worker verified the bytes at their destination.")
     moved: int = Field(description="Of these, those asked for by materialize, prefetch or store.")
     fell_back: int = Field(description="Of the same, those in which nothing was executed.")
-    consumed: int = Field(description="A runtime says that it used the state.")
+    consumed: int = Field(description="Reports of a runtime that it used the state.")
+    delivered: int = Field(
+        description="Moves that ended with the state in place: completed by a worker, or registered"
+        " by the protocol alone."
+    )
+    used: int = Field(
+        description="Moves whose state was used: each once, however many reports tell of it."
+    )
     tokens: int = Field(description="Tokens moved or reused.")
     bytes: int = Field(description="Bytes moved.")
     gain_us: int = Field(description="Time saved in microseconds; negative when it cost more.")
@@ -187,7 +194,7 @@ class SummaryView(BaseModel):
 def _outcomes(cell: Cell) -> OutcomesView | None:
     if cell.outcomes is None:
         return None
-    names = ("completed", "moved", "fell_back", "consumed", "tokens", "bytes", "gain_us")
+    names = set(OutcomesView.model_fields) - {"count"}
     return OutcomesView(count=cell.outcomes, **{name: getattr(cell, name) for name in names})
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from app.control.keys import Principal, Scope
 from app.db.session import Database
-from app.decisions.record import DecisionKind
+from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
 from tests.decisions.answering import SCOPES, FixedAccess, application, client_of, refusal
 from tests.decisions.rows import a_decision, an_outcome, id_at, store
 
@@ -113,6 +113,33 @@ async def test_gain_counts_once_where_several_tell_at_the_same_time(
     assert [answer.json()["result"] for answer in answers] == ["stored"] * 8
     found = await sums(client)
     assert (found["count"], found["gain_us"]) == (8, 7_500)
+
+
+async def test_a_decision_is_used_once_however_often_it_is_told(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    moves = [
+        a_decision(kind=DecisionKind.MATERIALIZE, outcome=DecisionOutcome.ACKNOWLEDGED)
+        for _ in range(2)
+    ]
+    refused = a_decision(kind=DecisionKind.MATERIALIZE, outcome=DecisionOutcome.REJECTED)
+    lookup = a_decision()
+    told = [an_outcome(move, status=OutcomeStatus.REGISTERED, kind="materialize") for move in moves]
+    await store(database, [*moves, refused, lookup], told)
+    for number in range(3):
+        answers = await asyncio.gather(
+            *(
+                report(client, one.decision_id, status="consumed", report_id=f"{number}-{n}")
+                for n in range(2)
+                for one in (moves[0], refused, lookup)
+            )
+        )
+        assert {answer.status_code for answer in answers} == {200}
+    params = {"step": "none", "from": "2026-01-01T00:00:00Z", "to": "2099-01-01T00:00:00Z"}
+    (cell,) = (await client.get(f"{LIST}/summary", params=params)).json()["cells"]
+    found = cell["outcomes"]
+    assert (found["consumed"], found["delivered"], found["used"]) == (18, 2, 1)
+    assert cell["rates"]["useful_reuse"] == 0.5
 
 
 async def test_gain_counts_once_for_a_decision(

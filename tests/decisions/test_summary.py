@@ -118,6 +118,8 @@ async def test_a_day_as_one_cell_has_the_four_rates_apart(
         "moved": 3,
         "fell_back": 1,
         "consumed": 1,
+        "delivered": 3,
+        "used": 1,
         "tokens": 2_400,
         "bytes": 3 * 4_096,
         "gain_us": 8_000 + 7_000 + 5_000,
