@@ -139,6 +139,7 @@ def _api(home: Path, database_url: str, worker_secret: str) -> Iterator[str]:
         "NEXUSKV_WORKER_SECRET": worker_secret,
         # What the environment says of other installations is not for this one.
         "NEXUSKV_WORKER_HOSTS": "127.0.0.1",
+        "NEXUSKV_SPOOL_DIR": str(home / "spool"),
     }
     with log_path.open("wb") as output:
         process = subprocess.Popen(

@@ -9,7 +9,7 @@ from uuid import UUID
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.cli.options import DatabaseUrl, database_failure, failure, required_url
@@ -33,6 +33,7 @@ from app.decisions.retention_repository import (
 from app.errors import ErrorCode, NexusError
 from app.logging import configure_logging, mask_text
 
+_UUID_DIGITS = 36
 history_app = typer.Typer(
     name="history",
     help="Prove that the history is complete, and say for how long it is kept.",
@@ -177,7 +178,8 @@ def _show(proofs: list[WriterProof]) -> None:
     if not proofs:
         typer.echo("No writer has stored anything yet.")
         return
-    table = Table("Writer")
+    # Whole, so that it can be given to --writer.
+    table = Table(Column("Writer", no_wrap=True, min_width=_UUID_DIGITS))
     for name in ("From", "Through", "Rows", "Gaps", "Missing", "Twice"):
         table.add_column(name, justify="right")
     for proof in proofs:

@@ -4,12 +4,12 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from datetime import datetime
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, Final, TypeVar
 
 import orjson
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from app.clock import SystemClock, SystemIds
@@ -21,6 +21,8 @@ from app.db.session import Database
 from app.errors import ErrorCode, NexusError
 from app.logging import configure_logging, mask_text
 
+# Hexadecimal, of six bytes.
+_KEY_ID_DIGITS: Final = 12
 keys_app = typer.Typer(
     name="keys",
     help="Make, list and revoke API keys.",
@@ -98,7 +100,12 @@ def list_all(as_json: AsJson = False, database_url: DatabaseUrl = None) -> None:
     if as_json:
         _print_json([_as_dict(key) for key in keys])
         return
-    table = Table("Key id", "Name", "Scopes", "Tenants", "Created", "Revoked")
+    # Ids are whole: they are what is copied from here.
+    others = ("Name", "Scopes", "Tenants", "Created", "Revoked")
+    table = Table(
+        Column("Key id", no_wrap=True, min_width=_KEY_ID_DIGITS),
+        *(Column(name, overflow="fold") for name in others),
+    )
     for key in keys:
         cells = (
             key.key_id,
@@ -133,7 +140,10 @@ def _with_database(url: str | None, action: Callable[[Database], Awaitable[T]]) 
     """Run `action` against a database with the newest schema; exits with a message otherwise."""
     configure_logging("error")
     if not url:
-        raise _failure("Say where the keys are: set NEXUSKV_DATABASE_URL or give --database-url")
+        raise _failure(
+            "Say where the keys are: set NEXUSKV_DATABASE_URL or give --database-url; "
+            "`nexuskv up` prints the one of its own, as `database`"
+        )
 
     async def run() -> T:
         database = Database(url, pool_connections=1)

@@ -67,7 +67,8 @@ def database_failure(error: NexusError, url: str | None) -> typer.Exit:
     cause = f": {error.internal}" if error.internal else f": {error.message}"
     return failure(
         f"the database at {_host_of(url)} cannot be used{cause}. "
-        "NEXUSKV_DATABASE_URL (or --database-url) names it"
+        "NEXUSKV_DATABASE_URL (or --database-url) names it: see that its server runs. "
+        "The one that `nexuskv up` brings runs with it, and `up` needs the variable unset"
     )
 
 

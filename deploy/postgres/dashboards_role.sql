@@ -1,5 +1,5 @@
 -- The role of dashboards: it reads the hourly sums of the history and nothing else, no decision, no
--- key, no policy. Run it as the owner of the database, after `nexuskv migrate`; again at any time:
+-- key, no policy. Run it as a user who may make roles, after `nexuskv migrate`; again at any time:
 --
 --   psql "$NEXUSKV_DATABASE_URL" -v ON_ERROR_STOP=1 -v password=... -f deploy/postgres/dashboards_role.sql
 
