@@ -45,9 +45,13 @@ def check_spool(directory: Path) -> None:
 
     One may still take it before we do: then the start fails there.
     """
-    directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    remedy = f"name another with {_DIR}"
+    try:
+        directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+    except OSError as error:
+        raise OSError(
+            f"the spool directory {directory} cannot be made ({error.strerror}): {remedy}"
+        ) from error
     if not os.access(directory, os.W_OK | os.X_OK):
-        raise PermissionError(
-            f"the spool directory {directory} cannot be written: name another with {_DIR}"
-        )
+        raise PermissionError(f"the spool directory {directory} cannot be written: {remedy}")
     DirectoryLock(directory, REPLICA).release()

@@ -7,7 +7,7 @@ one each.
 """
 
 from collections.abc import Mapping
-from datetime import datetime
+from datetime import UTC, datetime
 from itertools import accumulate, pairwise
 from typing import NamedTuple, Self
 from uuid import UUID
@@ -18,6 +18,7 @@ from app.paging import decode_cursor, encode_cursor
 # Names the list and the meaning of its position: change it with the order.
 _KIND = "decisions.created_at.v2"
 _MAX_XID = 2**63 - 1
+_LAST_YEAR = 9999
 
 
 class Moment(NamedTuple):
@@ -74,9 +75,17 @@ def cursor_after(place: Place, filters: Mapping[str, object]) -> str:
     return encode_cursor(_KIND, filters, place)
 
 
+def _in_calendar(moment: datetime) -> bool:
+    """Whether Postgres and the driver can be asked with it."""
+    try:
+        return moment.tzinfo is not None and moment.astimezone(UTC).year < _LAST_YEAR
+    except OverflowError:
+        return False
+
+
 def place_of(cursor: str, filters: Mapping[str, object]) -> Place:
     """Return where the page begins; raises INVALID_CURSOR."""
     place = decode_cursor(_KIND, filters, cursor, Place)
-    if not place.moment.sound:
+    if not place.moment.sound or not _in_calendar(place.position.created_at):
         raise NexusError(ErrorCode.INVALID_CURSOR, "The cursor is altered; start again without it")
     return place

@@ -1,5 +1,6 @@
 """The wire form of reports on what came of decisions."""
 
+from math import isfinite
 from typing import Annotated, Final, Literal
 from uuid import UUID
 
@@ -13,6 +14,9 @@ from app.decisions.schemas import OutcomeView
 MAX_REPORTS: Final = 1_000
 MAX_DETAIL_BYTES: Final = 4_096
 MAX_COUNT: Final = 2**53 - 1
+# No prompt and no state is larger; sums of so many reports as a day can bring stay in 64 bits.
+MAX_TOKENS: Final = 10**9
+MAX_BYTES: Final = 2**48
 
 
 def _bounded(detail: dict[str, JsonValue]) -> dict[str, JsonValue]:
@@ -20,12 +24,22 @@ def _bounded(detail: dict[str, JsonValue]) -> dict[str, JsonValue]:
         text = orjson.dumps(detail)
     except (TypeError, orjson.JSONEncodeError) as error:
         raise ValueError("must be JSON with integers of 64 bits and no lone surrogates") from error
+    if not _finite(detail):
+        raise ValueError("must be JSON, which has no NaN and no infinity")
     if len(text) > MAX_DETAIL_BYTES:
         raise ValueError(f"must be at most {MAX_DETAIL_BYTES} bytes as JSON")
     # Postgres keeps no U+0000, in no text.
     if b"\\u0000" in text and "\x00" in _all_text(detail):
         raise ValueError("must not hold the character U+0000")
     return detail
+
+
+def _finite(value: JsonValue) -> bool:
+    if isinstance(value, float):
+        return isfinite(value)
+    if isinstance(value, dict):
+        return all(map(_finite, value.values()))
+    return not isinstance(value, list) or all(map(_finite, value))
 
 
 def _all_text(value: JsonValue) -> str:
@@ -64,11 +78,11 @@ class ReportBody(BaseModel):
         " of each status.",
     )
     reason: Reason | None = Field(None, description="Why it was not used, as one word.")
-    tokens: Count | None = Field(None, description="Tokens that were reused.")
+    tokens: Count | None = Field(None, le=MAX_TOKENS, description="Tokens that were reused.")
     observed_us: Count | None = Field(
         None, description="How long it took until the state could be used, in microseconds."
     )
-    bytes: Count | None = Field(None, description="Bytes that were moved.")
+    bytes: Count | None = Field(None, le=MAX_BYTES, description="Bytes that were moved.")
     detail: Detail = Field(default_factory=dict)
 
     def report(self, decision_id: UUID) -> OutcomeReport:

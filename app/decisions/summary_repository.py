@@ -234,7 +234,9 @@ def _total(column: Any, *conditions: ColumnElement[bool]) -> ColumnElement[int]:
     total: Any = func.sum(column)
     if conditions:
         total = total.filter(*conditions)
-    return cast(func.coalesce(total, 0), BigInteger)
+    # Sums of several groups, each of which may be at the most that its column holds.
+    most: ColumnElement[Any] = literal_column(str(2**63 - 1))
+    return cast(func.least(func.coalesce(total, literal_column("0")), most), BigInteger)
 
 
 def _histogram(counts: Any, used: range) -> ColumnElement[Any]:

@@ -12,7 +12,8 @@ import structlog
 from app.clock import Clock
 from app.contract.enums import FallbackReason
 from app.db.session import Database
-from app.decisions.record import INPUTS_VERSION, Outcome, OutcomeStatus
+from app.decisions.record import INPUTS_VERSION, DecisionKind, Outcome, OutcomeStatus
+from app.decisions.reports_repository import decisions_reported
 from app.errors import ErrorCode, NexusError
 from app.execution.claims import StoredClaim
 from app.execution.names import option_of
@@ -111,6 +112,10 @@ class SinkReports:
             return "refused"
         created_at = _EPOCH + timedelta(microseconds=event.at_us)
         consumed = event.state == "consumed"
+        async with self._database.read() as session:
+            about = await decisions_reported(session, {decision_id}, None)
+        # Its decision may have been lost; that it materialized is known all the same.
+        decision = about.get(decision_id)
         kept = self._outcomes.record_outcome(
             Outcome(
                 outcome_id=UUID(event.event_id),
@@ -120,7 +125,8 @@ class SinkReports:
                 status=OutcomeStatus(event.state),
                 fallback_reason=None if consumed else FallbackReason.ENGINE_POLICY.value,
                 observed_us=None,
-                bytes_transferred=event.payload_bytes if consumed else 0,
+                # What the worker moved is told by its own outcome.
+                bytes_transferred=None,
                 # The worker had verified what the runtime took.
                 physical=consumed,
                 detail=msgspec.json.encode(
@@ -130,8 +136,13 @@ class SinkReports:
                         "sink_id": event.sink_id,
                         "session_id": event.session_id,
                         "reason": event.reason,
+                        "payload_bytes": event.payload_bytes,
                     }
                 ).decode(),
+                model=decision.model if decision is not None else None,
+                kind=DecisionKind.MATERIALIZE.value,
+                backend=decision.backend if decision is not None else None,
+                policy_version=decision.policy_version if decision is not None else None,
             )
         )
         if not kept:

@@ -80,7 +80,8 @@ class Spooled:
         """A copy of the writer's directory as a process that was killed now would leave it."""
         assert self.spool.directory is not None
         copy = directory / self.writer_id.hex
-        shutil.copytree(self.spool.directory, copy)
+        # Without what is being made beside us, which has another name in a moment.
+        shutil.copytree(self.spool.directory, copy, ignore=shutil.ignore_patterns("*.new"))
         return copy
 
 

@@ -11,6 +11,7 @@ import pytest
 from app.control.keys import Scope
 from app.db.session import Database
 from app.decisions.record import Decision, DecisionKind, DecisionOutcome
+from app.paging import encode_cursor
 from tests.decisions.answering import FixedAccess, application, client_of, refusal
 from tests.decisions.rows import a_decision, an_outcome, id_at, store
 
@@ -125,6 +126,16 @@ async def test_a_cursor_belongs_to_its_filters(
         {"cursor": ""},
     ):
         assert refusal(await client.get(LIST, params=params)) == (400, "invalid_cursor")
+
+
+@pytest.mark.parametrize(
+    "moment", ["0001-01-01T00:00:00+14:00", "9999-12-31T23:59:59.9-14:00", "2026-01-01T00:00:00"]
+)
+async def test_a_cursor_of_no_time_is_refused(client: httpx.AsyncClient, moment: str) -> None:
+    place = ((moment, uuid4()), (5, 10, ()))
+    cursor = encode_cursor("decisions.created_at.v2", {}, place)
+    answer = await client.get(LIST, params={"cursor": cursor})
+    assert refusal(answer) == (400, "invalid_cursor")
 
 
 async def test_an_item_tells_the_decision_and_leaves_its_inputs_to_the_single_view(

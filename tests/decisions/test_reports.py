@@ -212,6 +212,22 @@ async def test_what_is_not_there_may_come_later(
     assert (await report(client, decision.decision_id, **USED)).status_code == 200
 
 
+@pytest.mark.parametrize("number", ["NaN", "Infinity", "-Infinity", "1e400"])
+async def test_what_json_has_not_is_refused(
+    client: httpx.AsyncClient, database: Database, number: str
+) -> None:
+    decision = a_decision()
+    await store(database, [decision])
+    body = '{"status":"recomputed","detail":{"a":[{"b":' + number + "}]}}"
+    answer = await client.post(
+        f"{LIST}/{decision.decision_id}/outcome",
+        content=body,
+        headers={"content-type": "application/json"},
+    )
+    assert answer.status_code == 400
+    assert answer.json()["errors"][0]["pointer"].startswith("/detail")
+
+
 async def test_it_needs_its_own_scope(client: httpx.AsyncClient, access: FixedAccess) -> None:
     access.principal = Principal("key", SCOPES - {Scope.DECISIONS_WRITE}, None)
     assert refusal(await report(client, uuid4(), **USED)) == (403, "forbidden")
@@ -225,6 +241,7 @@ async def test_it_needs_its_own_scope(client: httpx.AsyncClient, access: FixedAc
         ({"tokens": -1}, "invalid_field", "/tokens"),
         ({"observed_us": 1.5}, "invalid_field", "/observed_us"),
         ({"bytes": 2**60}, "invalid_field", "/bytes"),
+        ({"tokens": 10**9 + 1}, "invalid_field", "/tokens"),
         ({"report_id": "a b"}, "invalid_field", "/report_id"),
         ({"reason": "It was late"}, "invalid_field", "/reason"),
         ({"detail": {"text": "x" * 5_000}}, "invalid_field", "/detail"),

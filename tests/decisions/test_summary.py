@@ -135,6 +135,19 @@ async def test_a_day_as_one_cell_has_the_four_rates_apart(
     assert prediction["p99"] == pytest.approx(4, rel=0.2)
 
 
+async def test_sums_stay_at_the_most_that_they_can_hold(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    most = 2**63 - 1
+    for number, tenant in enumerate(("acme", "acme", "globex")):
+        move = decided(100, 50 + number, tenant=tenant, kind=DecisionKind.MATERIALIZE)
+        told = [an_outcome(move, tokens=most, bytes_transferred=most) for _ in range(2)]
+        await store(database, [move], told)
+    (cell,) = await cells(client, step="none")
+    outcomes = cell["outcomes"]
+    assert (outcomes["count"], outcomes["tokens"], outcomes["bytes"]) == (6, most, most)
+
+
 async def test_by_hour_and_group_cells_are_sparse_and_add_up(
     client: httpx.AsyncClient, database: Database
 ) -> None:

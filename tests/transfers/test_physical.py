@@ -47,6 +47,10 @@ def test_bytes_reach_the_sink_and_the_runtimes_word_becomes_the_outcome(story: S
     assert (result["status"], result["selected_backend"]) == ("succeeded", "baseline_transport")
     assert result["transfer_session"]["result"]["status"] == "completed"
     assert consumed["detail"]["sink_id"] == sink
+    # Its sums are those of its decision's model, backend and policy; the bytes count once.
+    for name in ("model", "kind", "backend", "policy_version"):
+        assert consumed[name] == found[name] == completed[name], name
+    assert consumed["bytes_transferred"] is None
 
 
 def test_a_discarded_sink_is_the_outcome_too(story: Story) -> None:

@@ -9,7 +9,6 @@ refuses for what they hold are found by halving, and become gaps.
 import asyncio
 import re
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -96,6 +95,8 @@ class Copier:
         self._waiting_since_us: dict[str, int] = {}
         self._looked_us = -_US_PER_S
         self._draining = False
+        # Writers whose files cannot be read, told once each.
+        self._refused: set[str] = set()
         self._batch_rows = self._limits.batch_rows
         self.copied = 0
 
@@ -159,18 +160,35 @@ class Copier:
             self._looked_us = now_us
         stored = 0
         for name, tail in list(self._tails.items()):
-            tail.read(most_entries=self._batch_rows, most_bytes=self._limits.batch_bytes)
-            if tail.waiting and self._is_due(name, tail):
-                entries = tail.batch(self._batch_rows)
-                await self._store_and_read_on(tail, entries)
-                self._waiting_since_us.pop(name, None)
-                stored += len(entries)
-            if tail.finished:
+            try:
+                stored += await self._follow(name, tail)
+            except OSError as error:
+                # Of this writer's files: the others go on. It is found again, and tried again.
+                self._cannot_follow(name, error)
                 del self._tails[name]
-                tail.remove()
-            else:
-                tail.control.well_at_us = self._clock.now_us()
+                tail.close()
         return stored
+
+    async def _follow(self, name: str, tail: Tail) -> int:
+        """Likewise of one writer. Raises OSError where its files cannot be read or removed."""
+        stored = 0
+        tail.read(most_entries=self._batch_rows, most_bytes=self._limits.batch_bytes)
+        if tail.waiting and self._is_due(name, tail):
+            entries = tail.batch(self._batch_rows)
+            await self._store_and_read_on(tail, entries)
+            self._waiting_since_us.pop(name, None)
+            stored = len(entries)
+        if tail.finished:
+            del self._tails[name]
+            tail.remove()
+        else:
+            tail.control.well_at_us = self._clock.now_us()
+        return stored
+
+    def _cannot_follow(self, name: str, error: OSError) -> None:
+        if name not in self._refused:
+            self._refused.add(name)
+            log.error("spool_unreadable", writer_id=name, cause=str(error))
 
     def _is_due(self, name: str, tail: Tail) -> bool:
         now_us = self._clock.monotonic_us()
@@ -195,8 +213,14 @@ class Copier:
                 await committed_through(session, UUID(int=0))
         for name in new:
             directory = self._directory / name
-            with suppress(FileNotFoundError):
-                self._tails[name] = Tail(directory, Control(directory, writer=False), through[name])
+            try:
+                control = Control(directory, writer=False)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                self._cannot_follow(name, error)
+                continue
+            self._tails[name] = Tail(directory, control, through[name])
 
     async def _store_and_read_on(self, tail: Tail, entries: Sequence[Entry]) -> None:
         """While Postgres is at work on a batch, the next one is made ready."""

@@ -98,7 +98,8 @@ async def add_rollups(session: WriteSession, increments: Increments) -> None:
 
 
 def _sums(sums: DecisionSums | OutcomeSums) -> dict[str, Any]:
-    return {name: getattr(sums, name) for name in sums.__slots__}
+    values = {name: getattr(sums, name) for name in sums.__slots__}
+    return values | {name: min(values[name], _MOST) for name in _SATURATING & values.keys()}
 
 
 def _group(one: tuple[Any, object]) -> Any:
@@ -110,17 +111,24 @@ def _adding(table: str, group: Any, sums: Any) -> TextClause:
     names = [each.name for each in fields(sums)]
     columns = ", ".join((*keys, *names))
     given = ", ".join(f":{name}" for name in (*keys, *names))
-    grown = ", ".join(
-        f"{name} = sum_of_counts({table}.{name}, EXCLUDED.{name})"
-        if name.endswith("_counts")
-        else f"{name} = {table}.{name} + EXCLUDED.{name}"
-        for name in names
-    )
+    grown = ", ".join(f"{name} = {_grown(table, name)}" for name in names)
     return text(
         f"INSERT INTO {table} ({columns}) VALUES ({given})"  # noqa: S608 - names of our own
         f" ON CONFLICT ({', '.join(keys)}) DO UPDATE SET {grown}"
     )
 
 
+def _grown(table: str, name: str) -> str:
+    if name.endswith("_counts"):
+        return f"sum_of_counts({table}.{name}, EXCLUDED.{name})"
+    if name in _SATURATING:
+        total = f"CAST({table}.{name} AS numeric) + EXCLUDED.{name}"
+        return f"CAST(least({total}, {_MOST}) AS bigint)"
+    return f"{table}.{name} + EXCLUDED.{name}"
+
+
+# What callers tell: a sum of it stays at the most that its column holds, and never fails.
+_SATURATING: Final = frozenset({"tokens", "bytes", "query_tokens", "matched_tokens"})
+_MOST: Final = 2**63 - 1
 _ADD_DECISIONS: Final = _adding("decision_rollup", DecisionGroup, DecisionSums)
 _ADD_OUTCOMES: Final = _adding("outcome_rollup", OutcomeGroup, OutcomeSums)

@@ -55,6 +55,9 @@ class Tail:
         # Up to which number a living writer has lost rows, and how often that was found since.
         self._last_lost = 0
         self._found_still = 0
+        # Behind which number a living writer's frame is torn, and how often that was found since.
+        self._torn_at = -1
+        self._found_torn = 0
         # The last number that was met in a segment, stored or not, and whether bytes behind it were
         # passed over that may have been rows.
         self._seen = 0
@@ -141,15 +144,36 @@ class Tail:
         """Whether to read on, at the end of what is whole in this segment."""
         reader = self._readers[-1] if self._readers else None
         if reader is not None and not reader.ended:
-            if self._lives:
+            if self._lives and not (torn and self._stays_torn()):
                 return False
-            found = reader.skip_torn(self._read)
-            if found or torn:
+            more_may_come = self._lives and not self._followed(reader.number)
+            found = reader.skip_torn(self._read, more_may_come=more_may_come)
+            if found or (torn and not more_may_come):
                 self._torn = True
                 log.warning("spool_torn", segment=reader.path.name, after_seq=self._read)
-            if found:
-                return True
+            if found or more_may_come:
+                return found
         return self._open_next()
+
+    def _followed(self, number: int) -> bool:
+        """Whether its writer writes into a later segment; one is always made ahead of its use."""
+        try:
+            reader = SegmentReader(self.directory, number + 1, self.writer_id)
+        except (SegmentError, FileNotFoundError):
+            return False
+        try:
+            return reader.next() is not None
+        finally:
+            reader.close()
+
+    def _stays_torn(self) -> bool:
+        """Whether a living writer's frame is damaged, and not one that is being written."""
+        self._found_torn = self._found_torn + 1 if self._torn_at == self._read else 1
+        self._torn_at = self._read
+        if self._found_torn < _STILL_READS:
+            return False
+        self._found_torn = 0
+        return True
 
     def _open_next(self) -> bool:
         """Open the segment after the last one that is open; False where there is none."""
@@ -159,10 +183,11 @@ class Tail:
                 continue
             try:
                 self._readers.append(SegmentReader(self.directory, number, self.writer_id))
-            except (SegmentError, FileNotFoundError) as error:
-                if self._lives:
-                    # It is being made.
-                    return False
+            except FileNotFoundError:
+                # Its writer ended, and had not used it.
+                return False
+            except SegmentError as error:
+                # One that is being made has another name.
                 log.error("spool_segment_refused", cause=str(error), directory=str(self.directory))  # noqa: TRY400
                 self._torn = True
                 segment_path(self.directory, number).rename(

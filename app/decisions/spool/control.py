@@ -45,6 +45,8 @@ class Control:
                 path.rename(directory / _NAME)
         except OSError:
             os.close(self._descriptor)
+            if writer:
+                path.unlink(missing_ok=True)
             raise
 
     def writer_lives(self) -> bool:

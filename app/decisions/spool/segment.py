@@ -2,6 +2,7 @@
 
 import mmap
 import os
+import re
 import struct
 from pathlib import Path
 from typing import Final, NamedTuple
@@ -14,6 +15,7 @@ _VERSION: Final = 2
 _HEADER: Final = struct.Struct("<8sII16s")
 HEADER_BYTES: Final = 64
 _SUFFIX: Final = ".seg"
+_NAME: Final = re.compile(r"([0-9]{12})\.seg")
 
 
 class SegmentError(ValueError):
@@ -25,8 +27,9 @@ def segment_path(directory: Path, number: int) -> Path:
 
 
 def segment_numbers(directory: Path) -> list[int]:
-    """Of the segments in a writer's directory, in their order."""
-    return sorted(int(path.stem) for path in directory.glob(f"*{_SUFFIX}") if path.stem.isdigit())
+    """Of the segments in a writer's directory, in their order; files of other names are none."""
+    found = (_NAME.fullmatch(path.name) for path in directory.iterdir())
+    return sorted(int(name[1]) for name in found if name is not None)
 
 
 class NewSegment(NamedTuple):
@@ -104,11 +107,11 @@ class SegmentReader:
             self.last_seq = found.seq
         return found
 
-    def skip_torn(self, after_seq: int) -> bool:
-        """Go on behind what a dead writer left torn: to the next whole frame of a higher number.
+    def skip_torn(self, after_seq: int, *, more_may_come: bool) -> bool:
+        """Go on behind what is torn: to the next whole frame of a higher number.
 
         A crash of the machine may lose pages in the middle. False where there is no such frame:
-        then this one has ended.
+        then this segment has ended, unless its writer lives.
         """
         begin = self._at + 8
         rest = self._data[begin:]
@@ -119,7 +122,7 @@ class SegmentReader:
             if isinstance(found, Frame) and found.seq > after_seq:
                 self._at = at
                 return True
-        self._given_up = True
+        self._given_up = not more_may_come
         return False
 
     @property

@@ -5,6 +5,8 @@ syncing) is done by a thread of its own, so that no request waits for it.
 """
 
 import asyncio
+import errno
+import mmap
 import os
 import threading
 from collections import deque
@@ -32,6 +34,7 @@ _LOSS_LOG_INTERVAL_US: Final = 10_000_000
 _KEEPER_INTERVAL_S: Final = 0.05
 # Pages are made ready ahead of the rows: the kernel takes microseconds for each.
 _READY_BYTES: Final = 256 * 1024
+_FULL: Final = (errno.ENOSPC, errno.EDQUOT)
 # Room that a seal takes.
 _SEAL_BYTES: Final = HEAD_BYTES
 
@@ -82,24 +85,35 @@ class Spool:
         self._retired: deque[NewSegment] = deque()
         self._next: NewSegment | None = None
         self._no_room: str | None = None
-        self._closed = False
+        self._opened = self._closed = False
         self._wake = threading.Event()
         self._making = threading.Lock()
         self.directory: Path | None = None
-        # Until it is open there is no room for anything, nor when it is closed.
+        self._control: Control | None = None
+        self._current: NewSegment | None = None
+        self._data: mmap.mmap
+        # Until there is a segment there is no room for anything, nor when it is closed.
         self._at = self._end = 0
         self._committed = 0
+        self._ready = _Ready(0, 0)
 
     def open(self, directory: Path) -> None:
-        """Make the writer's directory and its first segment. Raises OSError."""
+        """Make the writer's directory and its first segment. Raises OSError.
+
+        Where the disk is full it begins without one: rows are lost and counted until there is room,
+        which what is waiting here for its copier may make.
+        """
         self.directory = directory / self.writer_id.hex
-        self.directory.mkdir(parents=True, mode=0o700)
-        self._control = Control(self.directory, writer=True)
-        self._current = self._made(1)
-        self._data = self._current.data
-        self._at = HEADER_BYTES
-        self._end = len(self._data) - _SEAL_BYTES
-        self._ready = _Ready(0, 0)
+        self._opened = True
+        try:
+            self._next = self._made(1)
+        except OSError as error:
+            if error.errno not in _FULL:
+                self._opened = False
+                raise
+            self._note_no_room(error)
+        else:
+            self._go_on(0)
         self._keeper = threading.Thread(target=self._keep, name="spool", daemon=True)
         self._keeper.start()
 
@@ -113,12 +127,14 @@ class Spool:
     @property
     def committed(self) -> int:
         """Through which number every row is in Postgres, or known to be lost."""
-        return self._control.committed if self._end else self._committed
+        control = self._control
+        return control.committed if control is not None else self._committed
 
     @property
     def well_at_us(self) -> int:
         """When the copier last found Postgres well, in microseconds since the epoch; 0: never."""
-        return self._control.well_at_us if self._end else 0
+        control = self._control
+        return control.well_at_us if control is not None else 0
 
     @property
     def pending(self) -> int:
@@ -142,7 +158,7 @@ class Spool:
     @property
     def pending_bytes(self) -> int:
         """Of disk, by segments that are not removed yet."""
-        made = bool(self._end) + (self._next is not None)
+        made = (self._current is not None) + (self._next is not None)
         return (len(self._written) + made) * self._limits.segment_bytes
 
     @property
@@ -183,14 +199,14 @@ class Spool:
         return True
 
     def _may_go_on(self) -> bool:
-        if not self._end:
+        if not self._opened or self._closed:
             return False
         if self._next is None and self._no_room is None:
             # The keeper was not quick enough: better a request waits than that its row is lost.
             self._make_next()
         if self._next is None:
             return False
-        committed = self._control.committed
+        committed = self.committed
         while self._written and self._written[0].last_seq <= committed:
             self._written.popleft()
         return len(self._written) + 2 <= self._most_segments
@@ -202,17 +218,19 @@ class Spool:
             return False
         following = self._next
         assert following is not None
-        seal(self._data, self._at)
-        self._written.append(_Written(self._current.number, self._seq - 1))
-        self._retired.append(self._current)
+        if self._current is not None:
+            seal(self._data, self._at)
+            self._written.append(_Written(self._current.number, self._seq - 1))
+            self._retired.append(self._current)
         self._current, self._next = following, None
         self._data, self._at = following.data, HEADER_BYTES
+        self._end = len(following.data) - _SEAL_BYTES
         self._wake.set()
         return True
 
     def _lose(self) -> None:
         self._lost += 1
-        if self._end:
+        if self._control is not None:
             self._control.note_lost(self._seq, self._lost)
         now_us = self._clock.monotonic_us()
         last_us = self._loss_logged_us
@@ -235,8 +253,8 @@ class Spool:
     async def wait_committed(self, seq: int, *, wait_s: float) -> bool:
         """Until every row up to `seq` is in Postgres; False when that takes longer."""
         control = self._control
-        if self._closed or control.committed >= seq:
-            return not self._closed and control.committed >= seq
+        if self._closed or control is None or control.committed >= seq:
+            return not self._closed and self.committed >= seq
         control.wanted = max(control.wanted, seq)
         for _ in range(max(1, round(wait_s / _POLL_S))):
             if self._closed or control.committed >= seq:
@@ -246,23 +264,26 @@ class Spool:
 
     def close(self) -> None:
         """Take no more rows, and leave what is there to the copier. The lock goes with it."""
-        if self._closed or not self._end or self.directory is None:
+        if self._closed or not self._opened or self.directory is None:
             return
         self._log_losses(self._clock.monotonic_us())
         self._closed = True
         self._wake.set()
         self._keeper.join()
-        seal(self._data, self._at)
         self._end = 0
-        with suppress(OSError):
-            os.fdatasync(self._current.descriptor)
-        self._current.close()
+        if self._current is not None:
+            seal(self._data, self._at)
+            with suppress(OSError):
+                os.fdatasync(self._current.descriptor)
+            self._current.close()
         if self._next is not None:
             # Nothing is in it.
             segment_path(self.directory, self._next.number).unlink(missing_ok=True)
             self._next.close()
-        self._committed = self._control.committed
-        self._control.close()
+        if self._control is not None:
+            self._committed = self._control.committed
+            self._control.close()
+            self._control = None
 
     def left(self) -> int:
         """How many rows are not known to be stored, after `close` and the copier's time."""
@@ -277,7 +298,14 @@ class Spool:
     # ---- the keeper's thread
 
     def _made(self, number: int) -> NewSegment:
+        """With the writer's directory, where there was no room for it before."""
         assert self.directory is not None
+        if self._control is None:
+            self.directory.mkdir(parents=True, exist_ok=True, mode=0o700)
+            control = Control(self.directory, writer=True)
+            if self._lost:
+                control.note_lost(self._seq, self._lost)
+            self._control = control
         return make_segment(self.directory, number, self.writer_id, self._limits.segment_bytes)
 
     def _keep(self) -> None:
@@ -296,11 +324,14 @@ class Spool:
             now_us = self._clock.monotonic_us()
             if now_us - synced_us >= sync_us:
                 synced_us = now_us
-                self._synced(self._current)
+                if self._current is not None:
+                    self._synced(self._current)
 
     def _make_ready(self) -> None:
         """The next pages; for nothing where rows go on into another segment meanwhile."""
         segment, begin = self._current, self._at
+        if segment is None:
+            return
         if self._ready.number == segment.number:
             begin = max(begin, self._ready.through)
         end = min(self._at + _READY_BYTES, self._limits.segment_bytes)
@@ -313,13 +344,17 @@ class Spool:
             if self._next is not None or self._closed:
                 return
             try:
-                self._next = self._made(self._current.number + 1)
+                current = self._current
+                self._next = self._made(1 if current is None else current.number + 1)
             except OSError as error:
-                if self._no_room is None:
-                    log.error("spool_cannot_grow", cause=str(error), directory=str(self.directory))  # noqa: TRY400
-                self._no_room = str(error)
+                self._note_no_room(error)
             else:
                 self._no_room = None
+
+    def _note_no_room(self, error: OSError) -> None:
+        if self._no_room is None:
+            log.error("spool_cannot_grow", cause=str(error), directory=str(self.directory))
+        self._no_room = str(error)
 
     def _synced(self, segment: NewSegment) -> None:
         try:
