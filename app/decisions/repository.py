@@ -18,6 +18,7 @@ from sqlalchemy import (
     DateTime,
     Text,
     Uuid,
+    and_,
     any_,
     bindparam,
     cast,
@@ -273,6 +274,14 @@ _EQUAL: Final[dict[str, Any]] = {
 }
 _CONDITIONS: Final[dict[str, ColumnElement[bool]]] = {
     **{name: column == bindparam(name) for name, column in _EQUAL.items()},
+    # A request without a trace was answered with one that begins with its decision.
+    "traced": or_(
+        DecisionRow.trace_id == bindparam("traced"),
+        and_(
+            DecisionRow.created_at == bindparam("began_at"),
+            DecisionRow.decision_id == bindparam("began_id"),
+        ),
+    ),
     "tenants": _of_tenants(DecisionRow.tenant),
     "created_from": DecisionRow.created_at >= bindparam("created_from"),
     "created_to": DecisionRow.created_at < bindparam("created_to"),
@@ -288,6 +297,13 @@ _CONDITIONS: Final[dict[str, ColumnElement[bool]]] = {
 def named(chosen: DecisionFilter) -> dict[str, Any]:
     """The values that `conditions` compares with, by their names."""
     values = chosen.bound()
+    if chosen.trace_id is not None and (began_at := time_in(UUID(chosen.trace_id))) is not None:
+        del values["trace_id"]
+        values |= {
+            "traced": chosen.trace_id,
+            "began_at": began_at,
+            "began_id": UUID(chosen.trace_id),
+        }
     if chosen.tenants is None:
         return values
     if chosen.tenant is None and len(chosen.tenants) == 1:
@@ -300,7 +316,7 @@ def named(chosen: DecisionFilter) -> dict[str, Any]:
 
 def conditions(names: Collection[str]) -> list[ColumnElement[bool]]:
     """What a row must satisfy, as parameters of these names."""
-    return [_CONDITIONS[name] for name in sorted(names)]
+    return [_CONDITIONS[name] for name in sorted(names) if name in _CONDITIONS]
 
 
 @lru_cache(maxsize=1_024)

@@ -55,7 +55,10 @@ class DecisionFilters(BaseModel):
     tier: FilterText | None = Field(None, description="Only what chose a state in this tier.")
     reason: FilterText | None = Field(None, description="Only this `fallback_reason`.")
     policy_version: FilterText | None = Field(None, description="Only under this policy.")
-    trace_id: TraceId | None = Field(None, description="Only of this W3C trace.")
+    trace_id: TraceId | None = Field(
+        None,
+        description="Only of this W3C trace, also of one that the service began in its answer.",
+    )
     created_from: Instant | None = Field(
         None, alias="from", description="Made at this time or later (RFC 3339 with a zone)."
     )

@@ -184,8 +184,9 @@ def _decision_sums() -> list[ColumnElement[Any]]:
         _total(of.decisions, lookups).label("lookups"),
         _total(of.decisions, lookups, hit).label("hits"),
         _total(of.decisions, lookups, unavailable).label("unavailable"),
-        _total(of.query_tokens).label("query_tokens"),
-        _total(of.matched_tokens).label("matched_tokens"),
+        # What follows a lookup says again what it matched.
+        _total(of.query_tokens, lookups).label("query_tokens"),
+        _total(of.matched_tokens, lookups).label("matched_tokens"),
     ]
 
 

@@ -141,7 +141,7 @@ class SummaryCell(BaseModel):
     lookups: int
     hits: int = Field(description="Lookups with a match that can be used.")
     unavailable: int = Field(description="Lookups whose every match could not be reached.")
-    query_tokens: int = Field(description="Tokens asked for.")
+    query_tokens: int = Field(description="Tokens that lookups asked for.")
     matched_tokens: int = Field(description="Tokens of them that a chosen entry matched.")
     rates: RatesView
     latency_us: LatencyView

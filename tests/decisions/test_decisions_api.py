@@ -98,6 +98,21 @@ async def test_every_filter_alone_and_all_together(
     assert await ids_of(client, **together) == [str(whole.decision_id)]
 
 
+async def test_a_trace_that_began_with_a_decision_is_found(
+    client: httpx.AsyncClient, database: Database
+) -> None:
+    first, other = a_decision(trace_id=None), a_decision(trace_id=None)
+    later = a_decision(trace_id=first.decision_id.hex, root_id=first.decision_id)
+    await store(database, [first, other, later])
+    for trace, found in (
+        (first.decision_id.hex, {first.decision_id, later.decision_id}),
+        (other.decision_id.hex, {other.decision_id}),
+        (uuid4().hex, set()),
+    ):
+        answer = await client.get(LIST, params={"trace_id": trace})
+        assert {UUID(item["decision_id"]) for item in answer.json()["items"]} == found
+
+
 async def test_from_is_inclusive_and_to_is_exclusive(
     client: httpx.AsyncClient, database: Database
 ) -> None:
