@@ -158,7 +158,8 @@ def test_the_last_events_are_told_before_the_end(start_worker, api):
     until(api.events, "the event was told once")
     api.accepts = True
     assert worker.command.end() == 0
-    assert api.beats[-1].events[0].sink_id == sink
+    # By the last beat, or by one that came just before the end.
+    assert sink in {event.sink_id for beat in api.beats[-2:] for event in beat.events}
 
 
 def warnings(worker):
