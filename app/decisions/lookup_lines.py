@@ -1,7 +1,7 @@
 """Lookups on their way to Postgres: nearly all rows are, so their lines are made from parts.
 
 What repeats from one lookup to the next was encoded once by whoever answered, and is decoded and
-escaped once here. The line is that of `app.decisions.rows.decode_row`, field by field.
+escaped once here.
 """
 
 from dataclasses import dataclass

@@ -297,13 +297,9 @@ _CONDITIONS: Final[dict[str, ColumnElement[bool]]] = {
 def named(chosen: DecisionFilter) -> dict[str, Any]:
     """The values that `conditions` compares with, by their names."""
     values = chosen.bound()
-    if chosen.trace_id is not None and (began_at := time_in(UUID(chosen.trace_id))) is not None:
-        del values["trace_id"]
-        values |= {
-            "traced": chosen.trace_id,
-            "began_at": began_at,
-            "began_id": UUID(chosen.trace_id),
-        }
+    if (began := _began_with(chosen.trace_id)) is not None:
+        values["traced"] = values.pop("trace_id")
+        values |= {"began_at": time_in(began), "began_id": began}
     if chosen.tenants is None:
         return values
     if chosen.tenant is None and len(chosen.tenants) == 1:
@@ -312,6 +308,15 @@ def named(chosen: DecisionFilter) -> dict[str, Any]:
     if chosen.tenant is None or chosen.tenant not in chosen.tenants:
         return values | {"tenants": sorted(chosen.tenants)}
     return values
+
+
+def _began_with(trace_id: str | None) -> UUID | None:
+    """The decision that a trace began with, where its id can be one."""
+    try:
+        began = UUID(trace_id or "")
+    except ValueError:
+        return None
+    return began if time_in(began) is not None else None
 
 
 def conditions(names: Collection[str]) -> list[ColumnElement[bool]]:

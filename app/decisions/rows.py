@@ -5,7 +5,6 @@ whoever stores it. In the spool UUIDs are 16 bytes and JSON is text that is enco
 """
 
 from datetime import UTC, datetime, timedelta
-from functools import lru_cache
 from typing import Any, Final, cast
 from uuid import UUID
 
@@ -18,7 +17,6 @@ from app.decisions.record import (
     DecisionOutcome,
     Outcome,
     OutcomeStatus,
-    made_at,
 )
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -110,17 +108,14 @@ _winner_decoder: Final = msgspec.msgpack.Decoder(LookupWinner | None)
 _end_decoder: Final = msgspec.msgpack.Decoder(LookupEnd)
 
 
-@lru_cache(maxsize=4_096)
 def scope_of(encoded: bytes) -> LookupScope:
     return _scope_decoder.decode(encoded)
 
 
-@lru_cache(maxsize=64)
 def end_of(encoded: bytes) -> LookupEnd:
     return _end_decoder.decode(encoded)
 
 
-@lru_cache(maxsize=4_096)
 def winner_of(encoded: bytes) -> LookupWinner | None:
     found: LookupWinner | None = _winner_decoder.decode(encoded)
     return found
@@ -145,16 +140,9 @@ def decode(payload: bytes) -> LookupRow | DecisionRecord | OutcomeRecord:
     return found
 
 
-def decode_row(payload: bytes) -> Decision | Outcome:
-    """The row of a payload. Raises ValueError for bytes that are none."""
-    return row_of(decode(payload))
-
-
-def row_of(found: LookupRow | DecisionRecord | OutcomeRecord) -> Decision | Outcome:
+def row_of(found: DecisionRecord | OutcomeRecord) -> Decision | Outcome:
     """Likewise the row of what was decoded."""
     try:
-        if isinstance(found, LookupRow):
-            return _lookup(found)
         if isinstance(found, DecisionRecord):
             return _decision(found.fields)
         return _outcome(found.fields)
@@ -201,60 +189,6 @@ _STATUS: Final = Outcome._fields.index("status")
 _DECISION_UUIDS: Final = [
     Decision._fields.index(name) for name in ("parent_id", "root_id", "state_id")
 ]
-
-
-def _lookup(seen: LookupRow) -> Decision:
-    scope, end = scope_of(bytes(seen.scope)), end_of(bytes(seen.end))
-    winner = winner_of(bytes(seen.winner))
-    decision_id = FastUUID(seen.decision_id)
-    inputs = (
-        f'{scope.inputs},"query_tokens":{seen.query_tokens},'
-        f'"input_fingerprint":"{seen.input_fingerprint}","freshness":"{seen.freshness}"}}'
-    )
-    return Decision(
-        decision_id=decision_id,
-        created_at=made_at(decision_id),
-        tenant=scope.tenant,
-        namespace=scope.namespace,
-        model=scope.model,
-        kind=_KINDS["lookup"],
-        outcome=_OUTCOMES[end.outcome],
-        fallback_reason=seen.reason,
-        identity_hash=seen.identity_hash,
-        parent_id=None,
-        root_id=decision_id,
-        key_id=seen.key_id,
-        trace_id=seen.trace_id,
-        policy_version=scope.policy_version,
-        entry_id=winner.entry_id if winner else None,
-        state_id=FastUUID(winner.state_id) if winner else None,
-        match=_match(seen, winner),
-        compatibility=COMPATIBLE if winner else None,
-        excluded=seen.excluded or NOTHING_EXCLUDED,
-        estimate=None,
-        selected_path=None,
-        path=end.path,
-        index_revision=seen.index_revision,
-        latency_us=seen.latency_us,
-        inputs=inputs,
-        action=end.action,
-        tier=winner.tier if winner else None,
-        freshness=seen.freshness,
-        durability=seen.durability,
-        query_tokens=seen.query_tokens,
-        matched_tokens=seen.matched_tokens,
-    )
-
-
-def _match(seen: LookupRow, winner: LookupWinner | None) -> str | None:
-    """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
-    counts = match_counts(seen)
-    if winner is not None:
-        return (
-            f'{{"classification":"{seen.classification}",'
-            f'"matched_tokens":{seen.matched_tokens},{counts},{winner.facts}'
-        )
-    return f"{{{counts}}}" if seen.candidates else None
 
 
 def match_counts(seen: LookupRow) -> str:

@@ -174,11 +174,9 @@ def _statement(shape: _Shape) -> Kept:
 
 def _decision_sums() -> list[ColumnElement[Any]]:
     of = DecisionRollupRow
-    lookups = of.kind == literal_column(f"'{DecisionKind.LOOKUP}'")
-    hit, unavailable = (
-        of.outcome == literal_column(f"'{outcome}'")
-        for outcome in (DecisionOutcome.HIT, DecisionOutcome.UNAVAILABLE)
-    )
+    lookups = _is(of.kind, DecisionKind.LOOKUP)
+    hit = _is(of.outcome, DecisionOutcome.HIT)
+    unavailable = _is(of.outcome, DecisionOutcome.UNAVAILABLE)
     return [
         _total(of.decisions).label("decisions"),
         _total(of.decisions, lookups).label("lookups"),
@@ -192,16 +190,11 @@ def _decision_sums() -> list[ColumnElement[Any]]:
 
 def _outcome_sums() -> list[ColumnElement[Any]]:
     of = OutcomeRollupRow
-    moves = of.kind.in_([literal_column(f"'{kind}'") for kind in _MOVES])
-    completed, registered, fell_back, consumed = (
-        of.status == literal_column(f"'{status}'")
-        for status in (
-            OutcomeStatus.COMPLETED,
-            OutcomeStatus.REGISTERED,
-            OutcomeStatus.FELL_BACK,
-            OutcomeStatus.CONSUMED,
-        )
-    )
+    moves = or_(*(_is(of.kind, kind) for kind in _MOVES))
+    completed = _is(of.status, OutcomeStatus.COMPLETED)
+    registered = _is(of.status, OutcomeStatus.REGISTERED)
+    fell_back = _is(of.status, OutcomeStatus.FELL_BACK)
+    consumed = _is(of.status, OutcomeStatus.CONSUMED)
     return [
         _total(of.outcomes).label("outcomes"),
         _total(of.outcomes, completed).label("completed"),
@@ -220,6 +213,11 @@ def _outcome_sums() -> list[ColumnElement[Any]]:
 
 
 _SUMS: Final = {"decisions": _decision_sums, "outcomes": _outcome_sums}
+
+
+def _is(column: Any, word: DecisionKind | DecisionOutcome | OutcomeStatus) -> ColumnElement[bool]:
+    """In the statement itself: these never change, and a parameter each is work each time."""
+    return column == literal_column(f"'{word}'")  # type: ignore[no-any-return]
 
 
 def _within(of: Any, number: int) -> ColumnElement[bool]:

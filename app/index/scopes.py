@@ -11,7 +11,6 @@ from typing import Final
 
 from app.errors import ErrorCode, NexusError
 from app.index.registered import ScopeIdentity
-from nexuskv_core import siphash_128
 
 _CACHE_ENTRIES: Final = 65_536
 _PERSON_TENANT: Final = b"nexuskv-tenant"
@@ -67,12 +66,10 @@ class TenantHashing:
             _update_framed(digest, part.encode())
         return digest.digest()
 
-    def fingerprint(self, tenant: str, value: bytes) -> str:
-        """32 hex characters: equal values of one tenant agree, nothing else can be read from it."""
-        return siphash_128(self.fingerprint_key(tenant), value).hex()
-
     def fingerprint_key(self, tenant: str) -> bytes:
-        """The key of `fingerprint`, for who makes many of one tenant."""
+        """The SipHash key of what is recorded instead of a value: equal values of one tenant agree,
+        and nothing else can be read from it.
+        """
         return self._tenant_key(tenant)[:16]
 
     def _pool_key(self, tenants: Sequence[str]) -> bytes:

@@ -4,7 +4,6 @@ Revision: 8c2f6a10b7d3
 After: 3e9b51d7c0f4
 """
 
-import sqlalchemy as sa
 from alembic import op
 
 revision = "8c2f6a10b7d3"
@@ -18,20 +17,34 @@ SHOWN = (
     " error_counts"
 )
 
+BACKFILL = """
+DO $$
+DECLARE changed bigint;
+BEGIN
+    LOOP
+        UPDATE outcome_rollup SET used = outcomes WHERE ctid = ANY (ARRAY(
+            SELECT ctid FROM outcome_rollup
+            WHERE status = 'consumed' AND kind IN ('materialize', 'prefetch', 'store')
+                AND used = 0 AND outcomes > 0
+            LIMIT 2000));
+        GET DIAGNOSTICS changed = ROW_COUNT;
+        EXIT WHEN changed = 0;
+        COMMIT;
+    END LOOP;
+END $$
+"""
+
 
 def upgrade() -> None:
     limits()
     # A constant default is written into no row, and what an older process adds has it.
-    op.add_column(
-        "outcome_rollup",
-        sa.Column("used", sa.BigInteger(), nullable=False, server_default=sa.text("0")),
-    )
-    # Of sums that are there no more is known than how many reports they have.
-    op.execute(
-        "UPDATE outcome_rollup SET used = outcomes"
-        " WHERE status = 'consumed' AND kind IN ('materialize', 'prefetch', 'store')"
-    )
+    # May be there from an upgrade that was cut short behind it.
+    op.execute("ALTER TABLE outcome_rollup ADD COLUMN IF NOT EXISTS used bigint NOT NULL DEFAULT 0")
     show(f"{SHOWN}, used", replace=True)
+    # With the table's lock given back: writers wait for single rows, no longer than for a batch.
+    # Of sums that are there no more is known than how many reports they have.
+    with op.get_context().autocommit_block():
+        op.execute(BACKFILL)
 
 
 def downgrade() -> None:

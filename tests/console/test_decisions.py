@@ -2,9 +2,13 @@
 
 import re
 
+import httpx
+import pytest
+
 from app.control.keys import Scope
 from tests.console.browser import tab
 from tests.console.story import NEW_MODEL, TENANT
+from tests.console.test_sessions import sign_in_with
 from tests.fixtures.service import decisions_of
 from tests.fixtures.wire import lookup
 
@@ -93,3 +97,14 @@ def test_tenants_see_only_theirs(browser, story):
         opened.page.get_by_role("heading", name="No decision yet").wait_for()
         assert opened.open(f"/console/decisions/{story.ids['miss']}") == 404
         assert opened.open(f"/console/decisions?tenant={TENANT}") == 403
+
+
+@pytest.mark.parametrize(
+    "trace", ["abc", "g" * 32, "0" * 32, "0198c2f0-0000-7000-8000-00000000000"]
+)
+def test_what_is_no_trace_id_finds_nothing(story, trace):
+    with httpx.Client(base_url=story.service.url) as client:
+        sign_in_with(client, story.service.admin_key)
+        answer = client.get("/console/decisions", params={"trace_id": trace})
+    assert answer.status_code == 200
+    assert 'href="/console/decisions/' not in answer.text

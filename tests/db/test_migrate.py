@@ -30,7 +30,9 @@ from app.db.migrate import (
     upgrade,
 )
 from app.db.session import Database
+from app.decisions.record import OutcomeStatus
 from app.errors import ErrorCode, NexusError
+from tests.decisions.rows import a_decision, an_outcome, store
 
 HEAD = ScriptDirectory(str(MIGRATIONS_DIR)).get_current_head()
 
@@ -125,6 +127,27 @@ async def test_up_down_up_leaves_nothing_behind(empty_database_url: str) -> None
 
     await upgrade(empty_database_url)
     assert await column(empty_database_url, OBJECTS) == first
+
+
+async def test_sums_that_are_there_say_what_was_used_also_after_an_upgrade_that_was_cut_short(
+    database: Database, database_url: str
+) -> None:
+    outcomes = [
+        an_outcome(a_decision(), kind=kind, status=status)
+        for kind in ("materialize", "lookup")
+        for status in (OutcomeStatus.CONSUMED, OutcomeStatus.COMPLETED)
+        for _ in range(3)
+    ]
+    await store(database, [], outcomes)
+    used = "SELECT kind, status, step, used FROM outcome_rollup WHERE used > 0 ORDER BY step"
+    await downgrade(database_url, "3e9b51d7c0f4")
+    async with database.write() as session:
+        # What came that far before it was cut short.
+        await session.execute(text("ALTER TABLE outcome_rollup ADD used bigint NOT NULL DEFAULT 0"))
+    await upgrade(database_url)
+    async with database.read() as session:
+        found = [tuple(row) for row in (await session.execute(text(used))).all()]
+    assert found == [("materialize", "consumed", step, 3) for step in ("day", "hour", "minute")]
 
 
 async def test_upgrading_the_newest_schema_does_nothing(database_url: str) -> None:

@@ -111,6 +111,33 @@ async def test_a_writer_that_cannot_be_read_stops_no_other(
     shutil.rmtree(spooled.directory / ("0" * 32))
 
 
+async def test_a_directory_that_cannot_be_removed_stops_no_other_writer(
+    database: Database, make_spooled: MakeSpooled
+) -> None:
+    ended, living = make_spooled(database), make_spooled(database)
+    assert ended.spool.directory is not None
+    # What is set aside keeps the directory, and a directory is no file to unlink.
+    (ended.spool.directory / "000000000009.refused").write_bytes(b"hello")
+    (ended.spool.directory / "notes").mkdir()
+    decisions = [a_decision(), a_decision()]
+    ended.spool.record(decisions[0])
+    ended.spool.close()
+    moved = living.directory / ended.writer_id.hex
+    ended.spool.directory.rename(moved)
+    living.spool.record(decisions[1])
+    with capture_logs() as logs:
+        living.start()
+        assert await living.stored()
+        async with asyncio.timeout(30):
+            while not any(line["event"] == "spool_unreadable" for line in logs):
+                await asyncio.sleep(0.01)
+        living.spool.record(a_decision())
+        assert await living.stored()
+    assert {row.decision_id for row in decisions} < set(await stored_decisions(database))
+    assert not any(line["event"] == "decisions_not_copied" for line in logs)
+    assert (moved / "000000000009.refused").exists()
+
+
 async def test_a_spool_begins_on_a_full_disk_and_goes_on_when_there_is_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -165,8 +165,8 @@ class Copier:
             except OSError as error:
                 # Of this writer's files: the others go on. It is found again, and tried again.
                 self._cannot_follow(name, error)
-                del self._tails[name]
-                tail.close()
+                if self._tails.pop(name, None) is not None:
+                    tail.close()
         return stored
 
     async def _follow(self, name: str, tail: Tail) -> int:

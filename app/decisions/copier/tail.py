@@ -120,7 +120,7 @@ class Tail:
     def _decoded(self, frame: Frame) -> tuple[SeenLookup | Decision | Outcome, bytes]:
         """Raises ValueError, TypeError or AttributeError for a payload that is no row."""
         found = decode(frame.payload)
-        if type(found) is LookupRow:
+        if isinstance(found, LookupRow):
             return lookup_line(found, self.writer_id, frame.seq)
         row = row_of(found)
         return row, copy_text.line((*row, self.writer_id, frame.seq))
