@@ -162,7 +162,7 @@ class Heartbeats:
             return None
         self.sent += 1
         self._in_a_row = 0
-        self._outbox.taken(taken.accepted_events, news.gone_payloads)
+        self._outbox.taken(taken.accepted_events, news)
         return min(max(taken.heartbeat_s, _LEAST_PERIOD_S), _MOST_PERIOD_S)
 
     async def flush(self) -> None:

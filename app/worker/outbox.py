@@ -40,17 +40,20 @@ class Outbox:
         self._events: dict[str, SinkEvent] = {}
         # By tenant and id; each report is an object of its own.
         self._gone: dict[tuple[str, str], GonePayload] = {}
+        # Whether something came after the last `news`.
+        self._newer = False
 
     @property
     def pending(self) -> int:
         return len(self._events)
 
     def put(self, event: SinkEvent) -> None:
-        if len(self._events) >= self._max_events:
+        if event.event_id not in self._events and len(self._events) >= self._max_events:
             self.dropped_events += 1
             _log.error("sink_event_dropped", sink_id=event.sink_id, state=event.state)
             return
         self._events[event.event_id] = event
+        self._newer = True
         self.wake.set()
 
     def gone(self, tenant: str, payload_id: str) -> None:
@@ -69,17 +72,22 @@ class Outbox:
 
     def news(self) -> News:
         """The oldest news; they stay until `taken`."""
+        self._newer = False
         return News(tuple(self._events.values())[:BATCH], tuple(self._gone.values())[:BATCH])
 
-    def taken(self, event_ids: Iterable[str], gone_payloads: Iterable[GonePayload]) -> None:
-        """The API has these: ids of events, and the very reports that `news` gave out."""
-        for event_id in event_ids:
-            self._events.pop(event_id, None)
-        for report in gone_payloads:
+    def taken(self, accepted_events: Iterable[str], told: News) -> None:
+        """The API has these: of what `news` gave out, the events of these ids and every payload.
+
+        An event that was put again meanwhile, or a payload that came back and went again, is
+        another report: it is still to be told.
+        """
+        accepted = set(accepted_events)
+        for event in told.events:
+            if event.event_id in accepted and self._events.get(event.event_id) is event:
+                del self._events[event.event_id]
+        for report in told.gone_payloads:
             key = (report.tenant, report.payload_id)
-            # One that came back and went again meanwhile is another report: it is still to be told.
             if self._gone.get(key) is report:
                 del self._gone[key]
-        self.wake.clear()
-        if len(self._events) >= BATCH or len(self._gone) >= BATCH:
-            self.wake.set()
+        if not self._newer and len(self._events) < BATCH and len(self._gone) < BATCH:
+            self.wake.clear()

@@ -13,6 +13,8 @@ from types import MappingProxyType
 from typing import Final, Literal
 from uuid import UUID
 
+from msgspec import structs
+
 from app.clock import Clock, IdSource
 from app.errors import ErrorCode, NexusError
 from app.transfer.wire import FinishSink, NewSink, SinkEvent, SinkFacts, SinkState, TransferFailure
@@ -196,10 +198,13 @@ class Sinks:
         return sink.facts()
 
     def tell_again(self, tenant: str, sink_id: str) -> None:
-        """Tell of a finished sink's end once more: whoever asks for it anew may not have heard."""
+        """Tell of a finished sink's end once more: whoever asks for it anew may not have heard.
+
+        It is the same event and another report: one that is on its way now may come too early.
+        """
         sink = self._finished.get((tenant, sink_id))
         if sink is not None and sink.told is not None:
-            self._emit(sink.told)
+            self._emit(structs.replace(sink.told))
 
     def sweep(self) -> None:
         """Expire what nobody came for, and forget what was finished long ago."""

@@ -58,7 +58,7 @@ class Command:
             assert self.process.poll() is None, self.stdout + self.stderr
             return self.ready_file.exists()
 
-        until(look, f"ready file; {self.stderr}", within_s=START_DEADLINE_S)
+        until(look, lambda: f"ready file; {self.stderr}", within_s=START_DEADLINE_S)
         found: dict[str, Any] = json.loads(self.ready_file.read_text(encoding="utf-8"))
         return found
 

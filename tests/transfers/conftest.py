@@ -34,7 +34,10 @@ def fleet(shared_fleet: Fleet) -> Iterator[Fleet]:
     """After each test nothing may be held without a reason: no pin, no filling sink, no block."""
     yield shared_fleet
     for worker in shared_fleet.workers.values():
-        until(lambda worker=worker: not worker.leaks(), f"{worker.node} lets go; {worker.leaks()}")
+        until(
+            lambda worker=worker: not worker.leaks(),
+            lambda worker=worker: f"{worker.node} lets go; {worker.leaks()}",
+        )
 
 
 @pytest.fixture
@@ -44,4 +47,4 @@ def story(fleet: Fleet) -> Iterator[Story]:
     yield told
     for sink in told.sinks:
         told.target.finish(sink, "discard")
-    until(lambda: told.charged() == NOTHING, f"nothing stays charged; {told.charged()}")
+    until(lambda: told.charged() == NOTHING, lambda: f"nothing stays charged; {told.charged()}")

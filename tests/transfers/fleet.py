@@ -245,7 +245,7 @@ class Story:
             found.update(answer.raise_for_status().json())
             return sorted(one["status"] for one in found["outcomes"]) == sorted(statuses)
 
-        until(there, f"the history shows {statuses}; {json.dumps(found.get('outcomes'))}")
+        until(there, lambda: f"the history shows {statuses}; {json.dumps(found.get('outcomes'))}")
         return found
 
     def gone(self, *payload_ids: str) -> list[dict[str, str]]:

@@ -223,7 +223,7 @@ class Import(Request):
             refused.append(answer)
             return None
 
-        found = until(done, f"the import succeeds; {[one.text for one in refused[-1:]]}")
+        found = until(done, lambda: f"the import succeeds; {[one.text for one in refused[-1:]]}")
         assert found is not None
         return found
 
@@ -236,7 +236,9 @@ class Import(Request):
     def assert_left_alone(self) -> None:
         """Nothing stays charged once the sink is gone."""
         self.story.target.finish(self.sink, "discard")
-        until(lambda: self.story.charged() == NOTHING, f"charges end; {self.story.charged()}")
+        until(
+            lambda: self.story.charged() == NOTHING, lambda: f"charges end; {self.story.charged()}"
+        )
 
 
 class Move(Request):
@@ -297,7 +299,7 @@ class Move(Request):
             seen.append(view)
             return view if view["status"] == DONE else None
 
-        found = until(done, f"the transfer completes; {seen[-1:]}")
+        found = until(done, lambda: f"the transfer completes; {seen[-1:]}")
         assert found is not None
         return found
 
@@ -318,7 +320,9 @@ class Move(Request):
     def assert_left_alone(self) -> None:
         """Nothing stays charged once the copy is gone."""
         self.story.target.delete(self.story.payload_id)
-        until(lambda: self.story.charged() == NOTHING, f"charges end; {self.story.charged()}")
+        until(
+            lambda: self.story.charged() == NOTHING, lambda: f"charges end; {self.story.charged()}"
+        )
 
     def outcome(self, view: dict[str, Any], statuses: list[str]) -> str:
         """What the decision behind it says, once it has these outcomes."""

@@ -36,7 +36,10 @@ def rig(cancelling: Rig) -> Iterator[Rig]:
     """After each test nothing is held on any worker."""
     yield cancelling
     for worker in cancelling.fleet.workers.values():
-        until(lambda worker=worker: not worker.leaks(), f"{worker.node} lets go; {worker.leaks()}")
+        until(
+            lambda worker=worker: not worker.leaks(),
+            lambda worker=worker: f"{worker.node} lets go; {worker.leaks()}",
+        )
 
 
 def told(answer: httpx.Response) -> tuple[int, str]:

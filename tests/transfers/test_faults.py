@@ -66,7 +66,7 @@ def held(fleet: Fleet, relay: Relay) -> Iterator[Story]:
     told.source.delete(told.payload_id)
     for sink in told.sinks:
         told.target.finish(sink, "discard")
-    until(lambda: told.charged() == NOTHING, f"nothing stays charged; {told.charged()}")
+    until(lambda: told.charged() == NOTHING, lambda: f"nothing stays charged; {told.charged()}")
 
 
 def says(data: bytes) -> Script:

@@ -33,7 +33,10 @@ def rig(killing: Rig) -> Iterator[Rig]:
     """After each kill, nothing is held on any worker that lives."""
     yield killing
     for worker in killing.fleet.workers.values():
-        until(lambda worker=worker: not worker.leaks(), f"{worker.node} lets go; {worker.leaks()}")
+        until(
+            lambda worker=worker: not worker.leaks(),
+            lambda worker=worker: f"{worker.node} lets go; {worker.leaks()}",
+        )
 
 
 def hold(
@@ -115,7 +118,7 @@ def test_the_api_is_killed_at_every_step(rig: Rig) -> None:
     # Nobody is left who could cancel: the target ends them by their own deadline.
     for one in (charged, filling):
         until(lambda one=one: one.state() == "open", "the sink is given up")
-    until(lambda: not fleet.b.leaks(), f"the target lets go; {fleet.b.leaks()}")
+    until(lambda: not fleet.b.leaks(), lambda: f"the target lets go; {fleet.b.leaks()}")
     for one in (*imports, *moves.values()):
         one.go_on()
     rig.control.let_go(drop=True)
@@ -314,7 +317,7 @@ def test_a_runtime_that_is_faster_than_the_receipt_is_heard(rig: Rig) -> None:
     answer = one.answer()
     assert answer.status_code == 200, answer.text
     one.story.history(answer, ["completed", "consumed"])
-    until(lambda: one.story.charged() == NOTHING, f"charges end; {one.story.charged()}")
+    until(lambda: one.story.charged() == NOTHING, lambda: f"charges end; {one.story.charged()}")
 
 
 def test_what_the_runtime_said_while_the_api_was_dead_is_heard(rig: Rig) -> None:
@@ -328,4 +331,4 @@ def test_what_the_runtime_said_while_the_api_was_dead_is_heard(rig: Rig) -> None
     rig.fleet.restart_api()
     rig.fleet.wait_heard()
     one.story.history(one.again(), ["completed", "consumed"])
-    until(lambda: one.story.charged() == NOTHING, f"charges end; {one.story.charged()}")
+    until(lambda: one.story.charged() == NOTHING, lambda: f"charges end; {one.story.charged()}")

@@ -45,7 +45,10 @@ def workers(
     yield first, second
     for worker in (first, second):
         worker.discard_sinks()
-        until(lambda worker=worker: not worker.leaks(), f"{worker.node} lets go; {worker.leaks()}")
+        until(
+            lambda worker=worker: not worker.leaks(),
+            lambda worker=worker: f"{worker.node} lets go; {worker.leaks()}",
+        )
 
 
 @pytest.fixture

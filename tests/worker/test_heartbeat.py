@@ -234,9 +234,31 @@ async def test_a_full_outbox_keeps_the_oldest_and_counts_the_rest():
     gone = outbox.news().gone_payloads
     assert gone == (GonePayload("acme", "p0"), GonePayload("acme", "p1"))
     assert (outbox.dropped_events, outbox.dropped_gone) == (2, 2)
-    outbox.taken([event(0).event_id], gone[:1])
+    outbox.taken([event(0).event_id], outbox.news()._replace(gone_payloads=gone[:1]))
     assert [one.sink_id for one in outbox.news().events] == ["s1"]
     assert outbox.news().gone_payloads == gone[1:]
+
+
+def test_an_event_that_is_told_again_while_it_is_on_its_way_is_told_again():
+    """The API may have taken the first one before it knew what it was about."""
+    outbox = Outbox()
+    outbox.put(event(0))
+    on_its_way = outbox.news()
+    outbox.put(event(0))
+    outbox.taken([event(0).event_id], on_its_way)
+    assert outbox.wake.is_set()
+    assert outbox.news().events == (event(0),)
+    outbox.taken([event(0).event_id], outbox.news())
+    assert not outbox.wake.is_set()
+    assert outbox.news().events == ()
+
+
+def test_what_the_api_did_not_take_waits_for_the_next_beat():
+    outbox = Outbox()
+    outbox.put(event(0))
+    outbox.taken([], outbox.news())
+    assert not outbox.wake.is_set()
+    assert outbox.news().events == (event(0),)
 
 
 STEPS = st.tuples(
@@ -256,8 +278,8 @@ def test_whatever_is_gone_at_last_was_told_since_it_went(steps):
             outbox.kept(tenant, "p")
             told_since.pop(tenant, None)
         elif what == "tell" and in_flight is None:
-            in_flight = outbox.news().gone_payloads
-            told_since |= {one.tenant: True for one in in_flight}
+            in_flight = outbox.news()
+            told_since |= {one.tenant: True for one in in_flight.gone_payloads}
         elif what == "answer" and in_flight is not None:
             outbox.taken([], in_flight)
             in_flight = None
