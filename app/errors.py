@@ -63,6 +63,7 @@ class ErrorCode(StrEnum):
     EVENTS_MISSING = "events_missing"
     INDEX_AWAY = "index_away"
     OUTCOME_CONFLICT = "outcome_conflict"
+    NOT_RERUNNABLE = "not_rerunnable"
 
 
 class ErrorRule(NamedTuple):
@@ -124,6 +125,7 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.EVENTS_MISSING: ErrorRule(409, False, "Frames before this one are missing"),
     ErrorCode.INDEX_AWAY: ErrorRule(503, True, "The index's writer is away"),
     ErrorCode.OUTCOME_CONFLICT: ErrorRule(409, False, "The report says something else"),
+    ErrorCode.NOT_RERUNNABLE: ErrorRule(409, False, "The decision cannot be made again"),
 }
 
 

@@ -43,7 +43,7 @@ from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
 from app.lifecycle.tally import Tally
 from app.metrics import Metrics
-from app.planner.cost import ReferenceProfile
+from app.planner.cost import REFERENCE
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from app.policy.store import PolicyStore
@@ -189,7 +189,7 @@ class Services:
         self.estimate = Estimate(
             self.database,
             observer,
-            ReferenceProfile(),
+            REFERENCE,
             self.workers,
             clock=self.clock,
             ids=self.ids,

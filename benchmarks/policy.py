@@ -41,7 +41,7 @@ from app.lifecycle.estimate import Estimate, Priced
 from app.lifecycle.lookup import Hit, Lookup
 from app.lifecycle.observe import Observer
 from app.lifecycle.queries import EstimateQuery, LookupQuery
-from app.planner.cost import ReferenceProfile
+from app.planner.cost import REFERENCE
 from app.policy.document import ExecutionPolicy, load_policy
 from app.policy.provider import ActivePolicy
 from app.services import Services
@@ -174,7 +174,7 @@ class Bench:
             clock=self.clock, ids=self.ids, tally=services.tally,
         )  # fmt: skip
         priced = Estimate(
-            cast(Database, OneRow()), observer, ReferenceProfile(), services.workers,
+            cast(Database, OneRow()), observer, REFERENCE, services.workers,
             clock=self.clock, ids=self.ids, option_ttl_s=self.settings.option_ttl_s,
         )  # fmt: skip
         hit = self._hit()

@@ -13,14 +13,19 @@ from typing import IO
 ROOT = Path(__file__).resolve().parents[1]
 BESIDE = [
     "tests/api/test_schemathesis.py",
+    "tests/bridge",
+    "tests/cli",
     "tests/console",
     "tests/core",
     "tests/db",
     "tests/decisions",
     "tests/deploy",
+    "tests/engines",
     "tests/faults",
     "tests/index",
+    "tests/policies",
     "tests/tidy",
+    "tests/topology",
     "tests/unit",
 ]
 

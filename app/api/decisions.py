@@ -14,11 +14,14 @@ from app.api.decisions_reports import (
     report_outcome,
     report_outcomes,
 )
+from app.api.decisions_rerun import rerun_decision, rerun_errors
 from app.api.decisions_stream import StreamRoute, stream_responses
 from app.api.declared import errors_of, list_errors, one_errors
+from app.decisions.candidates import candidates
 from app.decisions.pages import decision_page
 from app.decisions.repository import DecisionRepository
 from app.decisions.schemas import (
+    CandidateView,
     DecisionDetail,
     DecisionPage,
     DecisionQuery,
@@ -51,6 +54,7 @@ async def get_decision(
     found = await DecisionRepository(session).history(decision_id, tenants=principal.tenants)
     return DecisionDetail(
         **found.decision._asdict(),
+        candidates=[CandidateView.model_validate(one) for one in candidates(found.decision)],
         chain=[DecisionView.model_validate(row) for row in found.chain],
         outcomes=[OutcomeView.model_validate(row) for row in found.outcomes],
         cut=found.cut,
@@ -104,6 +108,11 @@ def decisions_router() -> APIRouter:
         summary="One decision, its chain and outcomes",
         responses=one_errors(),
     )(get_decision)
+    router.get(
+        "/{decision_id:uuid}/rerun",
+        summary="Make a decision again from its record",
+        responses=rerun_errors(),
+    )(rerun_decision)
     router.post(
         "/{decision_id:uuid}/outcome", summary="Report an outcome", responses=report_errors()
     )(report_outcome)

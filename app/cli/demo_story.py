@@ -11,7 +11,7 @@ from xxhash import xxh3_128_hexdigest
 
 from app.clock import Clock
 from app.contract.registration import parse_registration
-from app.planner.bytes import payload_bytes
+from app.contract.sizes import payload_bytes
 from app.transfer.wire import CHECKSUM_HEADER, SINK_NAMESPACE
 
 TENANT: Final = "demo"

@@ -7,11 +7,12 @@ from typing import Any, Final
 from sqlalchemy import Row
 from starlette.responses import Response
 
-from app.console.reasons import AFTERWARDS, ENDINGS, Said, said
+from app.console.reasons import AFTERWARDS, ENDINGS, said
 from app.console.rendering import page
 from app.console.visit import Visit
 from app.console.words import amount, duration, exact, plain, version
 from app.contract.transitions import LifecycleState
+from app.decisions.candidates import Candidate, candidates
 from app.decisions.record import DecisionKind, DecisionOutcome, OutcomeStatus
 from app.decisions.repository import DecisionHistory, DecisionRepository
 
@@ -47,17 +48,6 @@ class Step:
 
 
 @dataclass(frozen=True, slots=True)
-class Candidate:
-    """What could have been used, and why it was not; `lost` is None for what was chosen."""
-
-    name: str
-    what: str
-    lost: str | None
-    reason: Said | None
-    detail: str
-
-
-@dataclass(frozen=True, slots=True)
 class Why:
     """The answer to "why did this request recompute": a question, and sentences."""
 
@@ -82,6 +72,8 @@ async def decision_page(visit: Visit) -> Response:
         why=why(found),
         steps=steps(found),
         candidates=candidates(decision),
+        what_it_is=what_it_is,
+        longest_us=max((one.predicted_us or 0 for one in candidates(decision)), default=0),
         afterwards={status.value: text for status, text in AFTERWARDS.items()},
         said=said,
     )
@@ -141,32 +133,19 @@ def steps(found: DecisionHistory) -> list[Step]:
     return listed
 
 
-def candidates(one: Row[Any]) -> list[Candidate]:
-    """The chosen one first; then, longest match first as they were looked at, those that lost."""
-    listed = []
-    match = one.match or {}
-    if one.entry_id is not None:
-        what = f"{plain(match['classification'])} match, " if "classification" in match else ""
-        tokens = one.matched_tokens
-        listed.append(
-            Candidate(
-                one.entry_id,
-                f"{what}{exact(tokens)} tokens" if tokens is not None else what or "the state",
-                None,
-                None,
-                f"in {plain(one.tier)}" if one.tier else "",
-            )
-        )
-    for lost in one.excluded or ():
-        reason = str(lost["reason"])
-        if "registration" in lost:
-            name, what, detail = lost["registration"], "backend", lost.get("detail", "")
-        else:
-            name = lost["entry_id"]
-            what = f"{plain(lost['classification'])} match, {exact(lost['matched_tokens'])} tokens"
-            detail = f"differs in {lost['field']}" if lost.get("field") else ""
-        listed.append(Candidate(name, what, plain(reason), said(reason), detail))
-    return listed
+def what_it_is(one: Candidate) -> str:
+    """A candidate in words."""
+    tokens = "" if one.matched_tokens is None else f"{exact(one.matched_tokens)} tokens"
+    where = f" in {plain(one.tier)}" if one.tier else ""
+    match one.kind:
+        case "state":
+            return f"{plain(one.classification)} match, {tokens}{where}"
+        case "backend":
+            return f"backend, {tokens}{where}" if tokens else "backend"
+        case "engine":
+            return f"the engine itself, {tokens}{where}"
+        case _:
+            return f"computing {tokens} again"
 
 
 def _best_excluded(one: Row[Any]) -> str:

@@ -8,7 +8,7 @@ set and the sentences together.
 from typing import Final, NamedTuple
 
 from app.contract.enums import ExclusionReason, FallbackReason
-from app.decisions.record import DecisionOutcome, OutcomeStatus
+from app.decisions.record import DecisionOutcome, LostReason, OutcomeStatus
 from app.errors import ERROR_RULES, ErrorCode
 from app.index.matcher import Freshness
 
@@ -124,6 +124,26 @@ UNSURE: Final[dict[str, Said]] = {
     "cancelled": Said("The caller went away before there was an answer.", ""),
 }
 
+LOST: Final[dict[LostReason, Said]] = {
+    LostReason.SHORTER_MATCH: Said("It could be used, and covers fewer tokens of the request.", ""),
+    LostReason.RANKED_LOWER: Said(
+        "It covers as many tokens, and lies in a slower tier or comes later in a fixed order.", ""
+    ),
+    LostReason.STATE_FOUND: Said(
+        "There is a state to use; what bringing it costs is told by the estimate.", ""
+    ),
+    LostReason.DEARER: Said("It is predicted to take longer than bringing the state.", ""),
+    LostReason.CALLER_DECIDES: Said(
+        "It is predicted to be quicker; the caller was told so, and asked for the transfer.",
+        "Have the caller compare `transfer_us` of the estimate with its own prefill.",
+    ),
+    LostReason.POLICY_SKIPS: Said(
+        "What is not brought is not computed here: the policy says to skip, or there was nothing"
+        " to compute.",
+        "",
+    ),
+}
+
 ERRORS: Final[dict[ErrorCode, Said]] = {
     _E.SOURCE_HANDLE_MISMATCH: Said(
         "The source handle was of another tenant, had expired, or its state was replaced since.",
@@ -222,6 +242,7 @@ _SAID: Final[dict[str, Said]] = {
         for code, rule in ERROR_RULES.items()
     },
     **UNSURE,
+    **{reason.value: found for reason, found in LOST.items()},
     **{reason.value: found for reason, found in EXCLUSIONS.items()},
     **{reason.value: found for reason, found in FALLBACKS.items()},
 }

@@ -31,7 +31,7 @@ _MAX_METADATA = 64
 
 
 class TensorSpec(Struct, frozen=True, forbid_unknown_fields=True, gc=False):
-    """One tensor of the payload. A shape dimension is a number or a symbol (`planner.bytes`)."""
+    """One tensor of the payload. A shape dimension is a number or a symbol (`contract.sizes`)."""
 
     name: Name
     role: TensorRole

@@ -127,9 +127,10 @@ def lookup_line(seen: LookupRow, writer_id: UUID, writer_seq: int) -> tuple[Seen
         raise ValueError("not the id of a decision")
     counts = match_counts(seen)
     if found is not None:
+        others = f'"runners_up":{escaped(seen.runners_up)},' if seen.runners_up else ""
         match = (
             f'{{"classification":"{escaped(str(seen.classification))}",'
-            f'"matched_tokens":{seen.matched_tokens},{counts},{winner.facts}'
+            f'"matched_tokens":{seen.matched_tokens},{counts},{others}{winner.facts}'
         )
     else:
         match = f"{{{counts}}}" if seen.candidates else NULL

@@ -147,6 +147,8 @@ class DecisionOutcomeRow(Base):
     reporter: Mapped[str | None] = mapped_column(Text)
     reported_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     xid: Mapped[int | None] = mapped_column(Xid8, server_default=func.pg_current_xact_id())
+    # Of `observed_us`, by the clock of the worker that verified the bytes.
+    transfer_us: Mapped[int | None] = mapped_column(BigInteger)
 
 
 class DecisionWriterRow(Base):

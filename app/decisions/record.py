@@ -12,7 +12,9 @@ from uuid import UUID
 from app.contract.enums import Word
 
 # Version of the document in `Decision.inputs`; raise it whenever its fields change meaning.
-INPUTS_VERSION = 1
+# 2: the situation of a plan, the profile it was priced by, the quota it was judged on, and those of
+# a lookup that came behind the winner.
+INPUTS_VERSION = 2
 
 
 _EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -49,6 +51,22 @@ class Action(StrEnum):
     REGISTER = "register"
     RECOMPUTE = "recompute"
     SKIP = "skip"
+
+
+class LostReason(StrEnum):
+    """Why what could have been done was not, where nothing stood against it.
+
+    Of states behind the winner: `shorter_match`, or `ranked_lower` among equal ones. Of computing
+    again: `state_found` (a lookup only says that there is a state), `dearer`, `caller_decides` (it
+    would be quicker, and the caller asked for the transfer), `policy_skips`.
+    """
+
+    SHORTER_MATCH = "shorter_match"
+    RANKED_LOWER = "ranked_lower"
+    STATE_FOUND = "state_found"
+    DEARER = "dearer"
+    CALLER_DECIDES = "caller_decides"
+    POLICY_SKIPS = "policy_skips"
 
 
 class DecisionKind(Word):
@@ -179,6 +197,8 @@ class Outcome(NamedTuple):
     predicted_us: int | None = None
     recompute_us: int | None = None
     gain_us: int | None = None
+    # Of that, how long the bytes took, by the clock of the worker that verified them.
+    transfer_us: int | None = None
 
 
 DECISION_COLUMNS = (*Decision._fields, "writer_id", "writer_seq")

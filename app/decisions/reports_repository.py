@@ -45,6 +45,7 @@ _ARRAY_TYPES: Final = {
     "predicted_us": "bigint",
     "recompute_us": "bigint",
     "gain_us": "bigint",
+    "transfer_us": "bigint",
 }
 _LOCK: Final = text("SELECT pg_advisory_xact_lock(CAST(:kind AS integer), CAST(:place AS integer))")
 # "nkv" and a number: of all advisory locks in this database, those of reports.

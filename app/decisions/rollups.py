@@ -106,12 +106,14 @@ class OutcomeSums:
         self.tokens += row.tokens or 0
         self.observed_us += row.observed_us or 0
         self.gain_us += row.gain_us or 0
-        # A protocol that was completed says nothing of how long bytes take.
-        if row.physical and row.predicted_us and row.observed_us is not None:
+        # What was predicted is the transfer: compared with that where a worker timed it. A protocol
+        # that was completed says nothing of how long bytes take.
+        took_us = row.observed_us if row.transfer_us is None else row.transfer_us
+        if row.physical and row.predicted_us and took_us is not None:
             self.predicted_us += row.predicted_us
             self.compared += 1
-            self.compared_observed_us += row.observed_us
-            error = row.observed_us / row.predicted_us
+            self.compared_observed_us += took_us
+            error = took_us / row.predicted_us
             self.error_counts[bucket_of(ERROR_BOUNDS, error)] += 1
 
 

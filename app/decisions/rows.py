@@ -64,7 +64,8 @@ class LookupRow(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     """One answered lookup, without its tokens. `scope`, `end` and `winner` are a LookupScope,
     LookupEnd and LookupWinner; without a winner it is NOTHING, and what is said of it None.
 
-    `excluded` lists at most 256 of `excluded_count`.
+    `excluded` lists at most 256 of `excluded_count`; `runners_up` those judged behind the winner.
+    `unsure`: an engine that may have it could not be asked.
     """
 
     decision_id: bytes
@@ -87,6 +88,9 @@ class LookupRow(msgspec.Struct, array_like=True, frozen=True, tag=1, gc=False):
     truncated: int
     index_revision: int
     latency_us: int
+    # Rows of an older version end before these.
+    runners_up: str = ""
+    unsure: bool = False
 
 
 class DecisionRecord(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=False):
@@ -193,7 +197,8 @@ _DECISION_UUIDS: Final = [
 
 def match_counts(seen: LookupRow) -> str:
     """The middle of that JSON."""
+    unsure = ',"engines_unknown":true' if seen.unsure else ""
     return (
         f'"candidates":{seen.candidates},"truncated":{seen.truncated},'
-        f'"excluded":{seen.excluded_count}'
+        f'"excluded":{seen.excluded_count}{unsure}'
     )

@@ -2,7 +2,7 @@
 
 import re
 from datetime import UTC, datetime
-from typing import Annotated
+from typing import Annotated, Literal
 from uuid import UUID
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, StringConstraints
@@ -13,6 +13,7 @@ from app.decisions.export import ExportFormat
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.decisions.repository import DecisionFilter
 from app.paging import DEFAULT_PAGE_ITEMS, Cursor, PageSize
+from app.planner.cost import Provenance
 
 _RFC3339 = re.compile(
     r"\d{4}-\d{2}-\d{2}[Tt]\d{2}:\d{2}:\d{2}(\.\d{1,9})?([Zz]|[+-]\d{2}:\d{2})", re.ASCII
@@ -107,7 +108,12 @@ class OutcomeView(BaseModel):
         description="completed, registered, fell_back, consumed, discarded, expired or recomputed."
     )
     fallback_reason: str | None = Field(description="Why it fell back; null when it completed.")
-    observed_us: int | None = Field(description="Measured duration in microseconds.")
+    observed_us: int | None = Field(
+        description="How long the whole request took, in microseconds; of a report, what it says."
+    )
+    transfer_us: int | None = Field(
+        description="Of that, the bytes alone, in microseconds, by the clock of their worker."
+    )
     bytes_transferred: int | None = Field(description="Bytes moved; null when not known.")
     physical: bool = Field(description="True only when a worker verified the bytes.")
     detail: JsonValue
@@ -174,10 +180,41 @@ class DecisionView(BaseModel):
     )
 
 
+class TermView(BaseModel):
+    """One addend of a cost."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    name: str
+    value_us: int
+    provenance: Provenance = Field(description="How far the figure can be trusted.")
+
+
+class CandidateView(BaseModel):
+    """One way to go: a state, a backend, the engine's own way, or computing again."""
+
+    model_config = ConfigDict(from_attributes=True)
+
+    kind: Literal["state", "backend", "engine", "recompute"]
+    name: str
+    chosen: bool
+    lost: str | None = Field(description="Why it was not chosen; null for what was.")
+    detail: str
+    classification: str | None
+    matched_tokens: int | None
+    tier: str | None
+    predicted_us: int | None = Field(description="Sum of the terms; null where nothing is known.")
+    terms: list[TermView] = Field(description="What it would cost, in microseconds.")
+
+
 class DecisionDetail(DecisionView):
     """A decision with its inputs, its chain and what came of it."""
 
     inputs: JsonValue = Field(description="Versioned record of everything the answer came from.")
+    candidates: list[CandidateView] = Field(
+        description="What it could have come to, the chosen one first; rows of older versions have"
+        " fewer."
+    )
     chain: list[DecisionView] = Field(
         description="Decisions of the same chain, oldest first, this one among them: 500 at most."
     )

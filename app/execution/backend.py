@@ -14,6 +14,15 @@ SINK_HANDLE_KIND: Final = "sink"
 NO_BACKEND: Final = "nexuskv.none"
 
 
+class Carried(msgspec.Struct, frozen=True):
+    """How an order ended. `transfer_us` is how long the bytes took, by the clock of the worker that
+    verified them; None where none did.
+    """
+
+    result: BackendActionResult
+    transfer_us: int | None = None
+
+
 class Backend(Protocol):
     """One way to act on a payload. No method raises for what did not work: the result says it."""
 
@@ -21,13 +30,13 @@ class Backend(Protocol):
     def name(self) -> str:
         """How evidence and decisions call it."""
 
-    async def materialize(self, order: TransferOrder) -> BackendActionResult:
+    async def materialize(self, order: TransferOrder) -> Carried:
         """Bring the payload into a sink that the engine authorised."""
 
-    async def prefetch(self, order: TransferOrder) -> BackendActionResult:
+    async def prefetch(self, order: TransferOrder) -> Carried:
         """Bring a copy nearer, ahead of its use."""
 
-    async def store(self, order: TransferOrder) -> BackendActionResult:
+    async def store(self, order: TransferOrder) -> Carried:
         """Put a copy where it outlives its source."""
 
     async def skip(self, order: TransferOrder, reason: FallbackReason) -> BackendActionResult:
@@ -57,7 +66,16 @@ class ProtocolBackend(FallsBack):
 
     name = "nexuskv.protocol"
 
-    async def materialize(self, order: TransferOrder) -> BackendActionResult:
+    async def materialize(self, order: TransferOrder) -> Carried:
+        return Carried(self._registered(order))
+
+    async def prefetch(self, order: TransferOrder) -> Carried:
+        return Carried(await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY))
+
+    async def store(self, order: TransferOrder) -> Carried:
+        return Carried(await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY))
+
+    def _registered(self, order: TransferOrder) -> BackendActionResult:
         return BackendActionResult(
             requested_kind=Disposition.MATERIALIZE,
             executed_kind=Disposition.MATERIALIZE,
@@ -72,12 +90,6 @@ class ProtocolBackend(FallsBack):
                 order.session_id, order.request, TransferResult(TransferStatus.REGISTERED)
             ),
         )
-
-    async def prefetch(self, order: TransferOrder) -> BackendActionResult:
-        return await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY)
-
-    async def store(self, order: TransferOrder) -> BackendActionResult:
-        return await self.skip(order, FallbackReason.UNSUPPORTED_CAPABILITY)
 
 
 def fallen_back(

@@ -12,7 +12,7 @@ from app.contract.enums import (
 )
 from app.contract.execution import BackendActionResult, TransferResult, TransferSession
 from app.contract.payload import PayloadHandle
-from app.execution.backend import FallsBack, fallen_back
+from app.execution.backend import Carried, FallsBack, fallen_back
 from app.execution.orders import TransferOrder
 from app.transfer.faults import WorkerCallError
 from app.transfer.wire import NewTransfer, TransferFacts, TransferFailure, TransferSource
@@ -63,13 +63,13 @@ class WorkerBackend(FallsBack):
         self.name = f"nexuskv.worker.{backend}"
         self._client = client
 
-    async def materialize(self, order: TransferOrder) -> BackendActionResult:
+    async def materialize(self, order: TransferOrder) -> Carried:
         return await self._move(order)
 
-    async def prefetch(self, order: TransferOrder) -> BackendActionResult:
+    async def prefetch(self, order: TransferOrder) -> Carried:
         return await self._move(order)
 
-    async def store(self, order: TransferOrder) -> BackendActionResult:
+    async def store(self, order: TransferOrder) -> Carried:
         return await self._move(order)
 
     async def cancel(self, order: TransferOrder) -> None:
@@ -81,7 +81,7 @@ class WorkerBackend(FallsBack):
             order.target_worker, self._wire(order), tenant=order.tenant, deadline_s=_CANCEL_S
         )
 
-    async def _move(self, order: TransferOrder) -> BackendActionResult:
+    async def _move(self, order: TransferOrder) -> Carried:
         try:
             facts = await self._client.transfer(
                 order.target_worker,
@@ -90,25 +90,25 @@ class WorkerBackend(FallsBack):
                 deadline_s=order.deadline_s,
             )
         except WorkerCallError as error:
-            return fallen_back(
+            return self._not_moved(
                 order,
-                self.name,
-                Disposition.RECOMPUTE,
                 FallbackReason.PREFERRED_BACKEND_UNAVAILABLE,
-                transfer=TransferResult(TransferStatus.FAILED, detail=str(error)[:2048]),
-                detail=f"the worker {order.target_worker} did not answer: {error.kind}",
+                TransferResult(TransferStatus.FAILED, detail=str(error)[:2048]),
+                f"the worker {order.target_worker} did not answer: {error.kind}",
             )
         if obstacle := _unproven(order, facts):
             reason, detail = obstacle
-            return fallen_back(
-                order,
-                self.name,
-                Disposition.RECOMPUTE,
-                reason,
-                transfer=TransferResult(_ended(facts), detail=facts.detail),
-                detail=detail,
-            )
-        return self._moved(order, facts)
+            ended = TransferResult(_ended(facts), detail=facts.detail)
+            return self._not_moved(order, reason, ended, detail)
+        return Carried(self._moved(order, facts), facts.transfer_us)
+
+    def _not_moved(
+        self, order: TransferOrder, reason: FallbackReason, transfer: TransferResult, detail: str
+    ) -> Carried:
+        result = fallen_back(
+            order, self.name, Disposition.RECOMPUTE, reason, transfer=transfer, detail=detail
+        )
+        return Carried(result)
 
     def _moved(self, order: TransferOrder, facts: TransferFacts) -> BackendActionResult:
         moved = PayloadHandle(

@@ -26,6 +26,7 @@ _CLASSIFICATIONS: Final = (
 )
 # Among equal extents the faster tier is the better candidate.
 _TIER_RANK: Final = {tier: rank for rank, tier in enumerate(TierKind)}
+_TOKEN_BYTES: Final = 4
 _ORDER_TIER_SHIFT: Final = 56
 _INTERNED_ENTRIES: Final = 65_536
 
@@ -98,6 +99,7 @@ class StateIndex:
             self._interned_row(row),
             evidence_class=self._evidence_class(row),
             order=_order(entry),
+            tokens=len(row.tokens) // _TOKEN_BYTES,
         )
         # Unpacked before the old one leaves: a bad row must not cost a good one its place.
         tokens = token_array(row.tokens)

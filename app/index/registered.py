@@ -12,6 +12,7 @@ from app.contract.evidence import Evidence
 from app.contract.locators import parse_locator
 from app.contract.registration import Registration
 from app.contract.rules import ReuseRule, allows_partial, extent_unit_tokens, reuse_rule
+from app.contract.sizes import payload_bytes
 
 
 class ScopeIdentity(msgspec.Struct, frozen=True, gc=False):
@@ -80,15 +81,17 @@ class RegisteredState:
         "facts",
         "order",
         "payload",
+        "payload_bytes",
         "registered_us",
         "rule",
         "scope",
         "state_id",
         "tier",
+        "token_count",
         "unit_tokens",
     )
 
-    def __init__(self, row: StateRow, *, evidence_class: int, order: int) -> None:
+    def __init__(self, row: StateRow, *, evidence_class: int, order: int, tokens: int) -> None:
         registration = row.registration
         key = registration.entry.identity.key
         descriptor = registration.entry.descriptor
@@ -106,7 +109,10 @@ class RegisteredState:
         self.rule: ReuseRule = reuse_rule(key.semantic_type)
         self.unit_tokens: int = extent_unit_tokens(descriptor)
         self.answer = answer_parts(registration.entry)
-        self.facts = _facts(row)
+        self.token_count = tokens
+        # Of all of it; None where the descriptor does not say.
+        self.payload_bytes = payload_bytes(descriptor, tokens)
+        self.facts = _facts(row, tokens, self.payload_bytes)
         self.scope = scope_of(key)
 
     @property
@@ -126,7 +132,7 @@ class RegisteredState:
         return allows_partial(self.entry.descriptor)
 
 
-def _facts(row: StateRow) -> msgspec.Raw:
+def _facts(row: StateRow, tokens: int, whole_bytes: int | None) -> msgspec.Raw:
     """What a decision says of the state that matched: its ids, its tier, and the rest of a JSON
     object; in msgpack.
     """
@@ -135,6 +141,8 @@ def _facts(row: StateRow) -> msgspec.Raw:
         "generation": entry.identity.version.generation,
         "tier": entry.location.tier,
         "locator": entry.location.locator,
+        "token_count": tokens,
+        "payload_bytes": whole_bytes,
     }
     return msgspec.Raw(
         msgspec.msgpack.encode(

@@ -11,7 +11,7 @@ from app.db.session import Database
 from app.decisions.record import DecisionKind, DecisionOutcome
 from app.errors import ErrorCode, NexusError
 from app.execution.grants import OptionGrant, SourceGrant
-from app.index.registry import stored_registration, wall_us
+from app.execution.situation import price
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.observe import Attempt, Observer
@@ -19,14 +19,13 @@ from app.lifecycle.placing import (
     Asked,
     Directory,
     Placement,
-    capability_for,
+    by_engine,
     concerns_workers,
     place,
     sink_on,
 )
 from app.lifecycle.queries import EstimateQuery
 from app.lifecycle.recheck import named_state, stands
-from app.planner.bytes import payload_bytes
 from app.planner.cost import CostModel, TransferEstimate
 
 _US_PER_S: Final = 1_000_000
@@ -99,17 +98,17 @@ class Estimate:
         self, query: EstimateQuery, attempt: Attempt, grant: SourceGrant, stored: StoredState
     ) -> Refused | None:
         """Between two workers a backend must be able and allowed to act; it is noted which."""
-        if not concerns_workers(self._directory, stored.locator, query.target_residency):
-            return None
         asked = Asked(
             action=Disposition.MATERIALIZE,
-            entry=stored_registration(stored).entry,
-            registered_us=wall_us(stored.updated_at),
+            stored=stored,
+            tokens=grant.matched_tokens,
             target_worker=query.target_residency,
             location=sink_on(query.target_residency, ""),
-            capability=capability_for(stored, grant.matched_tokens),
         )
-        placed = place(self._directory, asked, attempt.active.policy)
+        if not concerns_workers(self._directory, stored.locator, query.target_residency):
+            attempt.situation = by_engine(asked)
+            return None
+        attempt.situation, placed = place(self._directory, asked, attempt.active.policy)
         if isinstance(placed, Placement):
             attempt.chose(placed.selection)
             attempt.inputs["backend"] = placed.selection.registration.backend
@@ -128,14 +127,8 @@ class Estimate:
     def _price(
         self, query: EstimateQuery, attempt: Attempt, grant: SourceGrant, stored: StoredState
     ) -> Priced:
-        entry = stored_registration(stored).entry
-        estimate = self._cost.estimate(
-            tier=entry.location.tier,
-            locator=entry.location.locator,
-            target_residency=query.target_residency,
-            payload_bytes=payload_bytes(entry.descriptor, grant.matched_tokens),
-            tokens=grant.matched_tokens,
-        )
+        assert attempt.situation is not None
+        estimate = price(attempt.situation, self._cost)
         option = OptionGrant(
             option_id=self._ids.uuid7(),
             tenant=grant.tenant,

@@ -31,7 +31,7 @@ from app.index.matcher import Candidate, Freshness, Matches, StateIndex
 from app.index.registered import ScopeIdentity
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.keeping import DecisionSink
-from app.lifecycle.lookup_record import End, Exclusion, Judged, LookupRecorder
+from app.lifecycle.lookup_record import GONE, End, Exclusion, Judged, LookupRecorder
 from app.lifecycle.observe import Policies
 from app.lifecycle.placing import Directory
 from app.lifecycle.queries import LookupQuery
@@ -42,6 +42,8 @@ from nexuskv_core import TokenText
 
 _SEMANTIC_TYPES: Final = frozenset(StateSemanticType)
 _VERDICT_CACHE_ENTRIES: Final = 65_536
+# So many of those behind the winner are judged as well, for the record.
+_MAX_RUNNERS_UP: Final = 8
 # When every candidate of a page is excluded the search widens, up to this many.
 _MAX_CANDIDATES: Final = 4_096
 _US_PER_S: Final = 1_000_000
@@ -57,6 +59,10 @@ _EVIDENCE_REASONS: Final = frozenset(
 
 _TIER_DENIED: Final = Mismatch(
     "location.tier", ExclusionReason.POLICY_DENIED, "a tier that the policy reads", None
+)
+# The same, and another policy would not help: see `rerun`.
+_TIER_DENIED_AND_GONE: Final = Mismatch(
+    "location.tier", ExclusionReason.POLICY_DENIED, "a tier that the policy reads", GONE
 )
 _OUT_OF_REACH: Final = Mismatch(
     "location.locator", ExclusionReason.UNAVAILABLE, "a worker that is heard and holds it", None
@@ -183,14 +189,26 @@ class Lookup:
                 matches = _merged(matches, backed.candidates)
             excluded: list[Exclusion] = []
             for candidate in matches.candidates:
-                verdict = self._verdict(query, candidate)
-                obstacle = verdict if isinstance(verdict, Mismatch) else self._reach(candidate)
+                obstacle = self._obstacle(query, candidate)
                 if obstacle is None:
-                    return Judged(matches, candidate, excluded)
+                    behind = matches.candidates[len(excluded) + 1 :]
+                    others = self._runners_up(query, behind) if behind else None
+                    return Judged(matches, candidate, excluded, backed.unknown, others)
                 excluded.append(Exclusion(candidate, obstacle))
             if not matches.truncated or limit >= _MAX_CANDIDATES:
                 return Judged(matches, None, excluded, backed.unknown)
             limit *= 8
+
+    def _runners_up(self, query: LookupQuery, behind: list[Candidate]) -> list[Exclusion]:
+        return [
+            Exclusion(candidate, self._obstacle(query, candidate))
+            for candidate in behind[:_MAX_RUNNERS_UP]
+        ]
+
+    def _obstacle(self, query: LookupQuery, candidate: Candidate) -> Mismatch | None:
+        """Why the candidate may not be used; None when it may."""
+        verdict = self._verdict(query, candidate)
+        return verdict if isinstance(verdict, Mismatch) else self._reach(candidate)
 
     def _verdict(self, query: LookupQuery, candidate: Candidate) -> Compatible | Mismatch:
         state = candidate.state
@@ -210,15 +228,15 @@ class Lookup:
     def _reach(self, candidate: Candidate) -> Mismatch | None:
         """What keeps a compatible state from being brought; None when nothing is known to."""
         state = candidate.state
-        if state.tier not in self._readable:
-            return _TIER_DENIED
+        gone = False
         if state.payload is not None:
             worker, payload_id = state.payload
             # A name that nobody registered is no worker of ours: the engine knows the way.
             status = self._directory.status(worker, state.registered_us, state.tenant, payload_id)
-            if status == "unavailable":
-                return _OUT_OF_REACH
-        return None
+            gone = status == "unavailable"
+        if state.tier not in self._readable:
+            return _TIER_DENIED_AND_GONE if gone else _TIER_DENIED
+        return _OUT_OF_REACH if gone else None
 
     def _grant(self, decision_id: UUID, query: LookupQuery, judged: Judged) -> SourceGrant:
         winner, identity_hash = judged.winner, judged.matches.identity_hash
@@ -288,18 +306,19 @@ def _without_winner(
         return _UNKNOWN, _ENGINES_UNKNOWN, Miss(MissKind.UNKNOWN, decision_id)
     if not excluded:
         return _MISS, _CACHE_MISS, Miss(MissKind.MISS, decision_id)
-    if any(exclusion.mismatch is _OUT_OF_REACH for exclusion in excluded):
+    found = [exclusion.mismatch for exclusion in excluded if exclusion.mismatch is not None]
+    if any(mismatch is _OUT_OF_REACH for mismatch in found):
         # Compatible state exists: to say that there is none would be wrong.
         reason = ExclusionReason.UNAVAILABLE.value
         return _UNAVAILABLE, reason, Miss(MissKind.UNAVAILABLE, decision_id)
-    error = _evidence_error(excluded)
+    error = _evidence_error(found)
     answer = Refused(error, decision_id) if error else Miss(MissKind.MISS, decision_id)
-    return _EXCLUDED, excluded[0].mismatch.reason.value, answer
+    return _EXCLUDED, found[0].reason.value, answer
 
 
-def _evidence_error(excluded: Sequence[Exclusion]) -> NexusError | None:
+def _evidence_error(found: Sequence[Mismatch]) -> NexusError | None:
     """A conflict only when every candidate failed for its evidence; else it is an ordinary miss."""
-    reasons = {exclusion.mismatch.reason for exclusion in excluded}
+    reasons = {mismatch.reason for mismatch in found}
     if not reasons <= _EVIDENCE_REASONS:
         return None
     if reasons == {ExclusionReason.EVIDENCE_MISSING}:
@@ -307,7 +326,7 @@ def _evidence_error(excluded: Sequence[Exclusion]) -> NexusError | None:
             ErrorCode.VALIDATION_EVIDENCE_MISSING,
             "every matching state was registered without evidence; register it with a validation",
         )
-    fields = sorted({exclusion.mismatch.field for exclusion in excluded})
+    fields = sorted({mismatch.field for mismatch in found})
     return NexusError(
         ErrorCode.VALIDATION_EVIDENCE_MISMATCH,
         "every matching state was computed under another identity; differing: " + ", ".join(fields),

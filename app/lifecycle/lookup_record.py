@@ -13,7 +13,7 @@ import msgspec
 from app.contract.evidence import QueryEvidence
 from app.contract.transitions import LifecycleState, path
 from app.contract.verdict import Mismatch
-from app.decisions.record import INPUTS_VERSION, Action, DecisionKind, DecisionOutcome
+from app.decisions.record import INPUTS_VERSION, Action, DecisionKind, DecisionOutcome, LostReason
 from app.decisions.rows import NOTHING, LookupEnd, LookupRow, LookupScope, encode
 from app.index.matcher import Candidate, Freshness, Matches
 from app.index.registered import ScopeIdentity
@@ -21,29 +21,37 @@ from app.index.scopes import TenantHashing
 from app.lifecycle.caller import Caller
 from app.lifecycle.keeping import durability_of
 from app.lifecycle.queries import LookupQuery
+from app.planner.cost import REFERENCE, CostModel
 from app.policy.document import advisory_mismatches
 from app.policy.provider import ActivePolicy
 from nexuskv_core import siphash_128
 
 _SCOPES_CACHE_ENTRIES: Final = 4_096
 _MAX_RECORDED_EXCLUSIONS: Final = 256
+# Of a tier that the policy denies: where it lies is a worker that is silent or has lost it.
+GONE: Final = "and a worker that is silent, or has lost it"
 
 
 class Exclusion(msgspec.Struct, frozen=True, gc=False):
-    """A candidate that covers the query and may not be used, and why."""
+    """A candidate that covers the query and was not taken, and why it may not be used; behind the
+    winner also None: only that it comes behind.
+    """
 
     candidate: Candidate
-    mismatch: Mismatch
+    mismatch: Mismatch | None
 
 
 class Judged(msgspec.Struct, frozen=True, gc=False):
-    """Candidates looked at: those excluded before the winner, and the winner if there is one."""
+    """Candidates looked at: those excluded before the winner, the winner if there is one, and the
+    next ones behind it.
+    """
 
     matches: Matches
     winner: Candidate | None
     excluded: list[Exclusion]
     # An engine that may have it could not be asked.
     unknown: bool = False
+    runners_up: list[Exclusion] | None = None
 
 
 class End(msgspec.Struct, frozen=True, gc=False):
@@ -70,8 +78,14 @@ class LookupRecorder:
     """Encodes lookups; what repeats from one to the next is encoded once."""
 
     def __init__(
-        self, hashing: TenantHashing, active: ActivePolicy, *, max_candidates: int
+        self,
+        hashing: TenantHashing,
+        active: ActivePolicy,
+        *,
+        max_candidates: int,
+        costs: CostModel = REFERENCE,
     ) -> None:
+        self._costs = costs
         self._hashing = hashing
         self._active = active
         self._max_candidates = max_candidates
@@ -91,12 +105,8 @@ class LookupRecorder:
         latency_us: int,
     ) -> bytes:
         """One answered lookup, as `app.decisions.rows` reads it."""
-        evidence, matches, excluded, winner = (
-            query.evidence,
-            judged.matches,
-            judged.excluded,
-            judged.winner,
-        )
+        evidence, matches, winner = query.evidence, judged.matches, judged.winner
+        excluded, others = judged.excluded, judged.runners_up
         scope = self._scope(query, active)
         return encode(
             LookupRow(
@@ -114,13 +124,15 @@ class LookupRecorder:
                 NOTHING if winner is None else winner.state.facts,
                 None if winner is None else winner.classification,
                 0 if winner is None else winner.matched_tokens,
-                _excluded(excluded) if excluded else "",
+                _listed(excluded, 0) if excluded else "",
                 len(excluded),
                 matches.identity_hash,
                 len(matches.candidates),
                 matches.truncated,
                 index_revision,
                 latency_us,
+                "" if winner is None or not others else _listed(others, winner.matched_tokens),
+                judged.unknown,
             )
         )
 
@@ -149,6 +161,7 @@ class LookupRecorder:
                 "model_identity": evidence.model_identity,
                 "input_semantic_identity": evidence.input_semantic_identity,
                 "max_candidates": self._max_candidates,
+                "cost_profile": self._costs.name,
                 "advisory": advisory_mismatches(active.policy, scope.tenant, scope.namespace),
             }
         )[:-1]
@@ -163,19 +176,30 @@ class LookupRecorder:
         )
 
 
-def _excluded(excluded: Sequence[Exclusion]) -> str:
-    return _json(
-        [
-            {
-                "entry_id": exclusion.candidate.state.entry_id,
-                "classification": exclusion.candidate.classification,
-                "matched_tokens": exclusion.candidate.matched_tokens,
-                "reason": exclusion.mismatch.reason,
-                "field": exclusion.mismatch.field,
-            }
-            for exclusion in excluded[:_MAX_RECORDED_EXCLUSIONS]
-        ]
-    )
+def _listed(candidates: Sequence[Exclusion], winner_tokens: int) -> str:
+    """What was not taken, as JSON: why not, and what pricing it needs."""
+    return _json([_as_listed(one, winner_tokens) for one in candidates[:_MAX_RECORDED_EXCLUSIONS]])
+
+
+def _as_listed(one: Exclusion, winner_tokens: int) -> dict[str, object]:
+    candidate, mismatch = one.candidate, one.mismatch
+    state = candidate.state
+    listed: dict[str, object] = {
+        "entry_id": state.entry_id,
+        "classification": candidate.classification,
+        "matched_tokens": candidate.matched_tokens,
+        "tier": state.tier,
+        "token_count": state.token_count,
+        "payload_bytes": state.payload_bytes,
+    }
+    if mismatch is None:
+        shorter = candidate.matched_tokens < winner_tokens
+        listed["reason"] = LostReason.SHORTER_MATCH if shorter else LostReason.RANKED_LOWER
+        return listed
+    listed["reason"], listed["field"] = mismatch.reason, mismatch.field
+    if mismatch.found is GONE:
+        listed["unavailable"] = True
+    return listed
 
 
 def _json(value: object) -> str:

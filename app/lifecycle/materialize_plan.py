@@ -23,7 +23,7 @@ from app.execution.catalog import NoSelection
 from app.execution.names import option_session
 from app.execution.orders import TransferOrder
 from app.execution.worker_backend import CallsWorkers, WorkerBackend
-from app.index.registry import stored_registration, wall_us
+from app.index.registry import stored_registration
 from app.index.repository import StoredState
 from app.lifecycle.materialize_steps import Fallback, Passage, Sink
 from app.lifecycle.observe import Attempt
@@ -31,7 +31,7 @@ from app.lifecycle.placing import (
     Asked,
     Directory,
     Placement,
-    capability_for,
+    by_engine,
     place,
     sink_on,
 )
@@ -144,6 +144,7 @@ class PlanMaterialize:
         stored = passage.attempt.stored
         assert stored is not None
         if passage.query.sink_namespace != SINK_NAMESPACE:
+            passage.attempt.situation = by_engine(self._asked(stored))
             passage.backend = self._workers.protocol
             passage.order = self._protocol_order(stored)
             return End.GO_ON
@@ -165,15 +166,23 @@ class PlanMaterialize:
 
     def _placed(self, stored: StoredState) -> Placement | NoSelection:
         passage = self._passage
-        asked = Asked(
-            action=Disposition.MATERIALIZE,
-            entry=stored_registration(stored).entry,
-            registered_us=wall_us(stored.updated_at),
-            target_worker=passage.grant.target_residency,
-            location=sink_on(passage.grant.target_residency, passage.query.sink_value),
-            capability=capability_for(stored, passage.grant.matched_tokens),
+        passage.attempt.situation, placed = place(
+            self._workers.directory, self._asked(stored), passage.active.policy
         )
-        return place(self._workers.directory, asked, passage.active.policy)
+        return placed
+
+    def _asked(self, stored: StoredState) -> Asked:
+        grant, query = self._passage.grant, self._passage.query
+        physical = query.sink_namespace == SINK_NAMESPACE
+        return Asked(
+            action=Disposition.MATERIALIZE,
+            stored=stored,
+            tokens=grant.matched_tokens,
+            target_worker=grant.target_residency,
+            location=sink_on(grant.target_residency, query.sink_value)
+            if physical
+            else sink_location(query.sink_namespace, query.sink_value),
+        )
 
     def _obstacle(self, sink: Sink, session_id: str) -> tuple[FallbackReason, str] | None:
         """What the worker's own facts say against it; without facts the worker itself judges."""

@@ -40,7 +40,7 @@ from app.lifecycle.steps import End
 from app.policy.evaluate import FallbackCause
 from app.policy.provider import ActivePolicy
 from app.quota.charges import charge_movement, release, settle
-from app.quota.decision import ChargeKind, limits_of
+from app.quota.decision import ChargeKind, limits_of, seen_by
 from app.transfer.wire import SINK_NAMESPACE, SinkFacts
 
 # A sink lives a day at most, and its charge no longer.
@@ -164,7 +164,8 @@ class Reserve:
         movement = Movement(order.session_id, order.payload_bytes, order.target_worker, limits)
         async with self._database.single() as session:
             reserved = await reserve(session, stored, claim, movement)
-        return reserved.taken and reserved.charged
+        passage.notes["quota_seen"] = reserved.seen
+        return reserved.taken and reserved.seen is not None
 
     async def _step_by_step(self, session: WriteSession) -> End:
         passage, claim = self._passage, self._passage.claim
@@ -227,6 +228,7 @@ class Reserve:
             # Until it is consumed: a crash gives it back when the claim would have expired.
             expires_at=passage.claim.expires_at,
         )  # fmt: skip
+        passage.notes["quota_seen"] = seen_by(order.payload_bytes, verdict)
         if verdict.exceeded:
             passage.notes["quota"] = {
                 "mode": verdict.mode,
@@ -259,7 +261,9 @@ class Execute:
         assert order is not None
         assert backend is not None
         order = passage.order = structs.replace(order, deadline_s=self._left_s())
-        result = passage.result = await backend.materialize(order)
+        carried = await backend.materialize(order)
+        result = passage.result = carried.result
+        passage.attempt.transfer_us = carried.transfer_us
         if (
             result.executed_kind is Disposition.MATERIALIZE
             and result.status is ActionStatus.SUCCEEDED

@@ -9,7 +9,6 @@ from app.contract.enums import (
     ActionStatus,
     Disposition,
     FallbackReason,
-    MaterializationCapability,
     TransferStatus,
 )
 from app.contract.execution import TransferRequest, TransferResult
@@ -21,13 +20,12 @@ from app.execution.orders import TransferOrder
 from app.execution.repository import transfer_close, transfer_route
 from app.execution.sessions import RUNNING
 from app.execution.transfers import TransferEnd, TransferRoute
-from app.index.registry import stored_registration, wall_us
 from app.lifecycle.journey import Journey
 from app.lifecycle.materialize_plan import Workers, payload_handle
 from app.lifecycle.placing import Asked, Placement, payload_on, place
 from app.lifecycle.steps import End
 from app.quota.charges import charge_movement, release, settle_in, shrink
-from app.quota.decision import ChargeKind
+from app.quota.decision import ChargeKind, seen_by
 from app.transfer.faults import WorkerCallError
 from app.transfer.wire import PayloadFacts
 
@@ -52,16 +50,14 @@ class PlanMove:
     async def do(self) -> End:
         journey, asked = self._journey, self._journey.asked
         assert journey.stored is not None
-        entry = stored_registration(journey.stored).entry
-        placed = place(
+        journey.attempt.situation, placed = place(
             self._workers.directory,
             Asked(
                 action=asked.action,
-                entry=entry,
-                registered_us=wall_us(journey.stored.updated_at),
+                stored=journey.stored,
+                tokens=journey.stored.token_count,
                 target_worker=asked.target_worker,
                 location=payload_on(asked.target_worker, ""),
-                capability=MaterializationCapability.FULL,
                 preferred=asked.backend,
             ),
             journey.attempt.active.policy,
@@ -184,6 +180,7 @@ class ChargeMove:
         if verdict.allowed and self._before_bytes is None:
             self._before_bytes = verdict.charged_bytes if verdict.repeated else 0
             journey.charged = not verdict.repeated
+        journey.notes["quota_seen"] = seen_by(order.payload_bytes, verdict)
         if verdict.exceeded:
             journey.notes["quota"] = {"mode": verdict.mode, "exceeded": verdict.exceeded}
         if cancelled:
@@ -228,8 +225,9 @@ class Carry:
         left_s = self._workers.left_s(journey.attempt)
         order = journey.order = structs.replace(order, deadline_s=left_s)
         store = journey.asked.action is Disposition.STORE
-        result = await (backend.store(order) if store else backend.prefetch(order))
-        journey.result = result
+        carried = await (backend.store(order) if store else backend.prefetch(order))
+        result = journey.result = carried.result
+        journey.attempt.transfer_us = carried.transfer_us
         if result.status is ActionStatus.SUCCEEDED:
             journey.end = TransferEnd(
                 result.detail or "",

@@ -24,12 +24,13 @@ from app.decisions.record import (
 from app.errors import ErrorCode, NexusError
 from app.execution.catalog import Rejection, Selection
 from app.execution.grants import OptionGrant, SourceGrant
+from app.execution.situation import Situation, price
 from app.index.matcher import StateIndex
 from app.index.repository import StoredState
 from app.lifecycle.caller import Caller
 from app.lifecycle.keeping import DecisionSink, durability_of
 from app.lifecycle.tally import Tally
-from app.planner.cost import CostModel, ReferenceProfile, TransferEstimate
+from app.planner.cost import REFERENCE, CostModel, TransferEstimate
 from app.policy.document import QuotaMode
 from app.policy.provider import ActivePolicy
 
@@ -50,8 +51,12 @@ class Attempt:
     parent_id: UUID | None = None
     estimate: TransferEstimate | None = None
     selected_path: str | None = None
+    # What the plan was made from, once it was.
+    situation: Situation | None = None
     selection: Selection | None = None
     rejected: Sequence[Rejection] = ()
+    # How long the bytes took, by the clock of the worker that verified them.
+    transfer_us: int | None = None
     # Of a request that names its tenant, once the caller is known to have it.
     named_tenant: str | None = None
     steps: list[LifecycleState] = field(default_factory=lambda: [LifecycleState.DESCRIBED])
@@ -69,10 +74,18 @@ class Attempt:
         return None if self.selection is None else self.selection.registration.backend.value
 
     def predicted_us(self) -> int | None:
-        """How long bringing the state was estimated to take."""
-        if self.estimate is not None:
-            return self.estimate.transfer_us
-        return self.grant.transfer_us if isinstance(self.grant, OptionGrant) else None
+        """How long bringing the state was estimated to take: where an option was made of it, when
+        that was made.
+        """
+        if isinstance(self.grant, OptionGrant):
+            return self.grant.transfer_us
+        return None if self.estimate is None else self.estimate.transfer_us
+
+    def tokens(self) -> int | None:
+        """Of how much state it is about, once that is known."""
+        if self.grant is not None:
+            return self.grant.matched_tokens
+        return None if self.situation is None else self.situation.tokens
 
     def tenant(self) -> str:
         """Under which tenant it is recorded."""
@@ -103,7 +116,7 @@ class Observer:
         costs: CostModel | None = None,
     ) -> None:
         self._tally = tally or Tally()
-        self._costs = costs or ReferenceProfile()
+        self._costs = costs or REFERENCE
         self._sink = sink
         self._index = index
         self._policies = policies
@@ -175,6 +188,9 @@ class Observer:
         if (quota := attempt.inputs.get("quota")) is not None:
             self._tally.exceeded(attempt.kind, quota["mode"], quota["exceeded"])
         grant, stored, caller = attempt.grant, attempt.stored, attempt.caller
+        situation, tokens = attempt.situation, attempt.tokens()
+        if attempt.estimate is None and situation is not None:
+            attempt.estimate = price(situation, self._costs)
         root_id = grant.lookup_id if grant else attempt.decision_id
         self._sink.record(
             Decision(
@@ -202,24 +218,29 @@ class Observer:
                 path=list(path(*attempt.steps)),
                 index_revision=self._index.revision,
                 latency_us=self._clock.monotonic_us() - caller.started_us,
-                inputs=_json(
-                    {
-                        "v": INPUTS_VERSION,
-                        "matched_tokens": grant.matched_tokens if grant else None,
-                        "generation": grant.generation if grant else None,
-                        **attempt.inputs,
-                    }
-                ),
+                inputs=_json(self._inputs(attempt)),
                 action=_action(attempt, outcome).value,
                 backend=attempt.backend(),
                 tier=stored.tier if stored else None,
                 target=_target(attempt),
                 durability=durability_of(attempt.active.policy, attempt.kind).value,
-                matched_tokens=grant.matched_tokens if grant else None,
+                matched_tokens=tokens,
                 predicted_us=attempt.predicted_us(),
-                recompute_us=self._costs.recompute_us(grant.matched_tokens) if grant else None,
+                recompute_us=None if tokens is None else self._costs.recompute_us(tokens),
             )
         )
+
+    def _inputs(self, attempt: Attempt) -> dict[str, Any]:
+        """All that plan and policy need to be run again; see `rerun`."""
+        grant = attempt.grant
+        return {
+            "v": INPUTS_VERSION,
+            "matched_tokens": grant.matched_tokens if grant else None,
+            "generation": grant.generation if grant else None,
+            **attempt.inputs,
+            "cost_profile": self._costs.name,
+            "situation": attempt.situation,
+        }
 
     def completed(
         self, attempt: Attempt, *, bytes_transferred: int, physical: bool, detail: dict[str, Any]
@@ -247,7 +268,7 @@ class Observer:
     ) -> None:
         self._tally.executed(attempt.kind, reason or status.value, transfer, bytes_transferred)
         observed_us = self._clock.monotonic_us() - attempt.caller.started_us
-        tokens = attempt.grant.matched_tokens if attempt.grant else None
+        tokens = attempt.tokens()
         recompute_us = None if tokens is None else self._costs.recompute_us(tokens)
         self._sink.record_outcome(
             Outcome(
@@ -268,8 +289,11 @@ class Observer:
                 tokens=tokens if physical else None,
                 predicted_us=attempt.predicted_us(),
                 recompute_us=recompute_us,
-                # Bytes that are not there spare nobody anything.
-                gain_us=recompute_us - observed_us if physical and recompute_us else None,
+                # Bytes that are not there spare nobody anything, and a copy only once it is used.
+                gain_us=recompute_us - observed_us
+                if physical and recompute_us and attempt.kind is DecisionKind.MATERIALIZE
+                else None,
+                transfer_us=attempt.transfer_us if physical else None,
             )
         )
 

@@ -2,31 +2,24 @@
 
 from typing import Protocol
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
-from app.contract.entry import CacheEntry
 from app.contract.enums import (
     BufferKind,
     DeviceClass,
     Disposition,
-    FallbackReason,
     MaterializationCapability,
     TierKind,
     TransferBackend,
 )
 from app.contract.locators import node_locator, parse_locator
 from app.contract.payload import PayloadLocation
-from app.execution.catalog import (
-    NoSelection,
-    Order,
-    Selection,
-    disposition_after,
-    select,
-)
+from app.execution.catalog import NoSelection, Selection
+from app.execution.situation import Situation, choose
 from app.execution.worker_catalog import worker_registrations
+from app.index.registry import stored_registration, wall_us
 from app.index.repository import StoredState
 from app.policy.document import ExecutionPolicy
-from app.policy.evaluate import FallbackCause
 from app.topology.directory import Worker, WorkerStatus
 from app.transfer.wire import SINK_NAMESPACE
 
@@ -53,43 +46,65 @@ class Placement(Struct, frozen=True):
 
 
 class Asked(Struct, frozen=True):
-    """What is to be placed. `capability` is PARTIAL where only a part of the state is used."""
+    """What is to be placed: the first `tokens` of a stored state, into a location of a worker."""
 
     action: Disposition
-    entry: CacheEntry
-    registered_us: int
+    stored: StoredState
+    tokens: int
     target_worker: str
     location: PayloadLocation
-    capability: MaterializationCapability
     preferred: TransferBackend | None = None
 
 
-def place(directory: Directory, asked: Asked, policy: ExecutionPolicy) -> Placement | NoSelection:
-    """The choice for a transfer between two workers; a name nobody registered has no path."""
-    found = parse_locator(asked.entry.location.locator)
+def situation_of(directory: Directory, asked: Asked) -> Situation:
+    """What is known now that the plan depends on."""
+    stored, plain = asked.stored, by_engine(asked)
+    found = parse_locator(plain.locator)
     source = directory.get(found[0]) if found else None
     target = directory.get(asked.target_worker)
     if found is None or source is None or target is None:
-        return _no_path(asked, policy)
-    tenant = asked.entry.identity.key.tenant
-    if directory.status(found[0], asked.registered_us, tenant, found[1]) != "available":
-        return NoSelection(
-            FallbackReason.CACHE_MISS,
-            disposition_after(FallbackCause.CACHE_MISS, asked.entry.descriptor, policy),
-            (),
-        )
-    order = Order(
-        action=asked.action,
-        source_tier=asked.entry.location.tier,
-        target=asked.location,
-        descriptor=asked.entry.descriptor,
-        capability=asked.capability,
+        return structs.replace(plain, ends="no_path")
+    status = directory.status(found[0], wall_us(stored.updated_at), stored.tenant, found[1])
+    return structs.replace(
+        plain,
+        ends="workers" if status == "available" else "source_unavailable",
         preferred=asked.preferred,
+        offers=tuple(worker_registrations(source, target)),
     )
-    chosen = select(worker_registrations(source, target), order, policy)
-    if isinstance(chosen, NoSelection):
-        return chosen
-    return Placement(source, found[1], target, asked.location, asked.capability, chosen)
+
+
+def by_engine(asked: Asked) -> Situation:
+    """What an engine brings by a way of its own: nobody is chosen for it."""
+    entry = stored_registration(asked.stored).entry
+    return Situation(
+        action=asked.action,
+        tier=entry.location.tier,
+        locator=entry.location.locator,
+        tokens=asked.tokens,
+        target_residency=asked.target_worker,
+        target=asked.location,
+        descriptor=entry.descriptor,
+        capability=capability_for(asked.stored, asked.tokens),
+        ends="engine",
+    )
+
+
+def place(
+    directory: Directory, asked: Asked, policy: ExecutionPolicy
+) -> tuple[Situation, Placement | NoSelection]:
+    """The choice for a transfer between two workers, and what it was made from; a name nobody
+    registered has no path.
+    """
+    situation = situation_of(directory, asked)
+    chosen = choose(situation, policy)
+    found = parse_locator(situation.locator)
+    source = directory.get(found[0]) if found else None
+    target = directory.get(asked.target_worker)
+    if isinstance(chosen, NoSelection) or found is None or source is None or target is None:
+        assert isinstance(chosen, NoSelection)
+        return situation, chosen
+    placement = Placement(source, found[1], target, asked.location, situation.capability, chosen)
+    return situation, placement
 
 
 def concerns_workers(directory: Directory, locator: str, target_residency: str) -> bool:
@@ -126,12 +141,4 @@ def payload_on(worker: str, payload_id: str) -> PayloadLocation:
         buffer_kind=BufferKind.HOST_PAGEABLE,
         device_class=DeviceClass.CPU,
         locator=node_locator(worker, payload_id) if payload_id else None,
-    )
-
-
-def _no_path(asked: Asked, policy: ExecutionPolicy) -> NoSelection:
-    return NoSelection(
-        FallbackReason.NO_TRANSFER_PATH,
-        disposition_after(FallbackCause.CAPABILITY_MISS, asked.entry.descriptor, policy),
-        (),
     )

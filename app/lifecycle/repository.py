@@ -13,7 +13,7 @@ from app.db.single import SingleSession
 from app.execution.claims import ClaimRequest
 from app.execution.repository import CLAIM, claim_values
 from app.index.repository import StoredState
-from app.quota.decision import Limits
+from app.quota.decision import Limits, QuotaSeen
 
 # Everything or nothing, in the order in which everybody locks: the claim, then the tenant's row,
 # which is locked for no longer than this statement runs. Nobody waits for the disk: a claim and a
@@ -44,16 +44,17 @@ _RESERVE = text(
               SELECT FROM quota_charge
               WHERE tenant = :tenant
                 AND (kind, charge_id) IN (('payload', :session_id), ('transfer', :session_id)))
-        RETURNING tenant
+        RETURNING held.payload_bytes, held.entries, held.transfers
     ), listed AS (
         INSERT INTO quota_charge
             (tenant, kind, charge_id, payload_bytes, entries, worker, created_at, expires_at)
-        SELECT tenant, kind, :session_id, bytes, 1, CAST(:worker AS text),
+        SELECT :tenant, kind, :session_id, bytes, 1, CAST(:worker AS text),
                CAST(:now AS timestamptz), CAST(:expires_at AS timestamptz)
         FROM charged, (VALUES ('payload', CAST(:payload_bytes AS bigint)), ('transfer', 0))
              AS new(kind, bytes)
     )
-    SELECT (SELECT count(*) FROM taken) AS taken, (SELECT count(*) FROM charged) AS charged
+    SELECT (SELECT count(*) FROM taken) AS taken, used.payload_bytes, used.entries, used.transfers
+    FROM (VALUES (1)) AS one LEFT JOIN charged AS used ON true
     """  # noqa: S608 - statements of this service only
 )
 
@@ -70,10 +71,12 @@ class Movement:
 
 @dataclass(frozen=True, slots=True)
 class Reserved:
-    """What became of it: a claim may be taken and, for a reason to be found, nothing charged."""
+    """What became of it: a claim may be taken and, for a reason to be found, nothing charged: then
+    `seen` is None, and otherwise what the tenant had before.
+    """
 
     taken: bool
-    charged: bool
+    seen: QuotaSeen | None
 
 
 async def reserve(
@@ -99,5 +102,8 @@ async def reserve(
         row = (await session.execute(_RESERVE, values)).one()
     except asyncpg.UniqueViolationError:
         # Charged by another attempt while this one waited for the claim: nothing of this happened.
-        return Reserved(taken=False, charged=False)
-    return Reserved(bool(row.taken), bool(row.charged))
+        return Reserved(taken=False, seen=None)
+    if row.payload_bytes is None:
+        return Reserved(bool(row.taken), None)
+    before = row.payload_bytes - movement.payload_bytes, row.entries - 1, row.transfers - 1
+    return Reserved(bool(row.taken), QuotaSeen(movement.payload_bytes, *before))

@@ -89,6 +89,41 @@ class QuotaVerdict:
         return self.allowed and bool(self.exceeded)
 
 
+@dataclass(frozen=True, slots=True)
+class QuotaSeen:
+    """What a movement was judged on: so many bytes, one entry and one transfer more than what the
+    tenant had. `repeated`: charged before, and not again.
+    """
+
+    payload_bytes: int
+    used_payload_bytes: int
+    used_entries: int
+    used_transfers: int
+    repeated: bool = False
+
+
+def seen_by(payload_bytes: int, verdict: QuotaVerdict) -> QuotaSeen:
+    """What the verdict on a movement of so many bytes was made from."""
+    held = verdict.allowed and not verdict.repeated
+    # A transfer is charged before its payload is: a verdict on the payload has it counted.
+    moving = verdict.allowed or QuotaLimit.MAX_CONCURRENT_TRANSFERS not in verdict.exceeded
+    return QuotaSeen(
+        payload_bytes,
+        verdict.used_payload_bytes - (payload_bytes if held else 0),
+        verdict.used_entries - held,
+        max(0, verdict.used_transfers - moving),
+        verdict.repeated,
+    )
+
+
+def exceeded_by(quota: QuotaAdmissionPolicy, seen: QuotaSeen) -> tuple[QuotaLimit, ...]:
+    """The limits of a policy that the movement goes beyond; none for one that is repeated."""
+    if seen.repeated or quota.mode is QuotaMode.DISABLED:
+        return ()
+    used = QuotaUsage(seen.used_payload_bytes, seen.used_entries, seen.used_transfers)
+    return _exceeded(quota, used, QuotaUsage(seen.payload_bytes, 1, 1))
+
+
 _NOTHING: Final = QuotaUsage()
 
 

@@ -14,7 +14,7 @@ from app.cli.replay_tokens import TokenSource
 from app.cli.trace_format import MAX_INPUT_TOKENS, TraceRequest
 from app.contract.registration import parse_registration
 from app.contract.rules import extent_unit_tokens
-from app.planner.bytes import payload_bytes
+from app.contract.sizes import payload_bytes
 
 SCOPE = ReplayScope("t", "n", "m", "vllm", "gqa_kv", block_tokens=512)
 REQUEST = TraceRequest(0, 1300, 1, (0, 1, 2))

@@ -10,7 +10,7 @@ from sqlalchemy import text
 from app.clock import SystemClock, SystemIds
 from app.contract.enums import ActionStatus, Disposition, FallbackReason
 from app.contract.execution import BackendActionResult
-from app.execution.backend import ProtocolBackend
+from app.execution.backend import Carried, ProtocolBackend
 from app.execution.claims import ClaimRequest
 from app.execution.repository import (
     claim_consume,
@@ -138,7 +138,7 @@ class Refusing:
 
     async def materialize(self, order):
         self.calls += 1
-        return BackendActionResult(
+        result = BackendActionResult(
             requested_kind=Disposition.MATERIALIZE,
             executed_kind=self._executed_kind,
             status=self._status,
@@ -150,6 +150,7 @@ class Refusing:
             fallback_reason=FallbackReason.NO_TRANSFER_PATH,
             detail="secret detail",
         )
+        return Carried(result)
 
 
 class Raising(Refusing):

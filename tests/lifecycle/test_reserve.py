@@ -15,15 +15,17 @@ from app.index.repository import StoredState, state_delete, state_get, states_re
 from app.lifecycle.repository import Movement, Reserved, reserve
 from app.policy.document import load_policy
 from app.quota.charges import charge, charge_movement, usage
-from app.quota.decision import Limits, QuotaUsage
+from app.quota.decision import Limits, QuotaSeen, QuotaUsage
 from tests.lifecycle.in_process import InProcess, running
 from tests.policies.documents import quotas
 
 TENANT = "reserving"
 UNLIMITED = load_policy(quotas("disabled"))
 FREE = Limits(0, 0, 0)
-WHOLE, NOTHING = Reserved(taken=True, charged=True), Reserved(taken=False, charged=False)
-CLAIM_ONLY = Reserved(taken=True, charged=False)
+# The tenant of these tests has 7 bytes in one entry.
+SEEN = QuotaSeen(100, 7, 1, 0)
+WHOLE, NOTHING = Reserved(taken=True, seen=SEEN), Reserved(taken=False, seen=None)
+CLAIM_ONLY = Reserved(taken=True, seen=None)
 TTL = timedelta(seconds=10)
 
 

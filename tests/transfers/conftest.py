@@ -8,6 +8,7 @@ import pytest
 from tests.fixtures.database import TestServer, drop_or_fail
 from tests.process.waiting import until
 from tests.transfers.fleet import Fleet, Story
+from tests.transfers.operator import Operator, shipped
 
 _tenants = itertools.count(1)
 NOTHING = {"payload_bytes": 0, "entries": 0, "transfers": 0}
@@ -48,3 +49,12 @@ def story(fleet: Fleet) -> Iterator[Story]:
     for sink in told.sinks:
         told.target.finish(sink, "discard")
     until(lambda: told.charged() == NOTHING, lambda: f"nothing stays charged; {told.charged()}")
+
+
+@pytest.fixture
+def operator(fleet: Fleet) -> Iterator[Operator]:
+    """Whatever a test activated, the default is in force again after it."""
+    operator = Operator(fleet)
+    operator.switch(shipped("default"))
+    yield operator
+    operator.switch(shipped("default"))

@@ -1,11 +1,9 @@
 """What an operator reads at `/metrics` of a fleet at work: choices, quotas, transfers, sinks."""
 
 import re
-from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
-import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from app.contract.enums import FallbackReason, TransferBackend, TransferStatus
@@ -45,14 +43,6 @@ class Watch:
     def moved(self, name: str, **labels: str) -> float:
         at = (f"nexuskv_{name}_total", frozenset(labels.items()))
         return scraped(self._url)[at] - self._before.get(at, 0)
-
-
-@pytest.fixture
-def operator(fleet: Fleet) -> Iterator[Operator]:
-    operator = Operator(fleet)
-    operator.switch(shipped("default"))
-    yield operator
-    operator.switch(shipped("default"))
 
 
 def store(story: Story, transfer_id: str) -> httpx.Response:

@@ -30,15 +30,6 @@ TIERS = ("device", "host_dram", "local_ssd", "remote_shared", "object_store")
 
 
 @pytest.fixture
-def operator(fleet: Fleet) -> Iterator[Operator]:
-    """Whatever a test activated, the default is in force again after it."""
-    operator = Operator(fleet)
-    operator.switch(shipped("default"))
-    yield operator
-    operator.switch(shipped("default"))
-
-
-@pytest.fixture
 def node_z(fleet: Fleet, tmp_path) -> Iterator[Worker]:
     """A worker of which only the test tells the API."""
     worker = Worker(tmp_path / "node-z", "node-z")
@@ -164,10 +155,10 @@ OFFERS = {
 class Offers:
     """Every offer at once: its two workers by heartbeat, its state, and a hit to estimate it by."""
 
-    def __init__(self, fleet: Fleet, stack: ExitStack) -> None:
+    def __init__(self, fleet: Fleet, stack: ExitStack, tenant: str = "tenant-offers") -> None:
         self._client = fleet.client
         self._hits: dict[str, dict[str, Any]] = {}
-        self.tenant = "tenant-offers"
+        self.tenant = tenant
         for number, (name, offer) in enumerate(OFFERS.items()):
             for side, backends in (("source", offer.source), ("target", offer.target)):
                 worker = Announced(fleet, f"{name}-{side}", backends=backends, tiers=TIERS)

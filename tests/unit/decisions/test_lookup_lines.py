@@ -73,6 +73,8 @@ def payloads(draw: st.DrawFn) -> bytes:
             truncated=draw(COUNT),
             index_revision=draw(COUNT),
             latency_us=draw(COUNT),
+            runners_up=draw(TEXT),
+            unsure=draw(st.booleans()),
         )
     )
 
@@ -137,9 +139,10 @@ def _match(seen: LookupRow, winner: LookupWinner | None) -> str | None:
     """What the index found; how many were looked at and excluded, of which `excluded` lists 256."""
     counts = match_counts(seen)
     if winner is not None:
+        others = f'"runners_up":{seen.runners_up},' if seen.runners_up else ""
         return (
             f'{{"classification":"{seen.classification}",'
-            f'"matched_tokens":{seen.matched_tokens},{counts},{winner.facts}'
+            f'"matched_tokens":{seen.matched_tokens},{counts},{others}{winner.facts}'
         )
     return f"{{{counts}}}" if seen.candidates else None
 

@@ -116,7 +116,7 @@ def result(
         Disposition.PREFETCH: backend.prefetch,
         Disposition.STORE: backend.store,
     }[kind]
-    return asyncio.run(act(order(kind)))
+    return asyncio.run(act(order(kind))).result
 
 
 def transfer_result(found: BackendActionResult) -> TransferResult:
@@ -202,7 +202,7 @@ def test_only_the_whole_truth_is_a_movement(kind: Disposition, changes: dict) ->
 
 
 def test_a_protocol_receipt_is_of_nothing() -> None:
-    found = asyncio.run(ProtocolBackend().materialize(order()))
+    found = asyncio.run(ProtocolBackend().materialize(order())).result
     receipt = receipt_of(CLAIM, order(), found)
     assert (receipt.physical, receipt.bytes_transferred) == (False, 0)
     assert receipt.receipt_namespace == "nexuskv.protocol-transfer-receipt.v1"
@@ -233,6 +233,6 @@ def test_a_fallback_ends_as_the_policy_says(disposition: Disposition, status: Ac
 def test_the_protocol_alone_moves_nothing_ahead(kind: Disposition) -> None:
     backend = ProtocolBackend()
     act = backend.store if kind is Disposition.STORE else backend.prefetch
-    found = asyncio.run(act(order(kind)))
+    found = asyncio.run(act(order(kind))).result
     assert (found.requested_kind, found.final_disposition) == (kind, Disposition.SKIP)
     assert found.fallback_reason is FallbackReason.UNSUPPORTED_CAPABILITY

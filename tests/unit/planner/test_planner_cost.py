@@ -6,16 +6,16 @@ from hypothesis import strategies as st
 
 from app.contract.enums import TierKind
 from app.planner.cost import (
+    REFERENCE,
     CostModel,
     Locality,
     Provenance,
-    ReferenceProfile,
     Term,
     TransferEstimate,
     node_of,
 )
 
-MODEL: CostModel = ReferenceProfile()
+MODEL: CostModel = REFERENCE
 MAX = 2**63 - 1
 
 
@@ -54,7 +54,7 @@ def test_a_gigabyte_from_each_tier(tier: TierKind, one_gigabyte_us: int) -> None
 
 
 def test_every_tier_has_a_figure() -> None:
-    assert set(ReferenceProfile.BYTES_PER_US) == set(TierKind)
+    assert set(REFERENCE.bytes_per_us) == set(TierKind)
 
 
 def test_a_part_of_a_microsecond_is_a_whole_one() -> None:

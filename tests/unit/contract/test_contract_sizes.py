@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from app.contract.descriptor import AttentionStateDescriptor
-from app.planner.bytes import payload_bytes
+from app.contract.sizes import payload_bytes
 
 
 def descriptor(
