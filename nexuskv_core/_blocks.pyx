@@ -8,7 +8,7 @@ from cpython.buffer cimport (
 from cpython.bytes cimport PyBytes_AS_STRING, PyBytes_FromStringAndSize, PyBytes_GET_SIZE
 from cpython.object cimport PyObject
 from libc.stdint cimport int64_t, uint8_t, uint32_t, uint64_t
-from libc.stdlib cimport calloc, free, malloc
+from libc.stdlib cimport calloc, free, malloc, realloc
 from libc.string cimport memcpy, memset
 
 import json
@@ -309,32 +309,39 @@ class IndexFullError(RuntimeError):
 
 @cython.final
 cdef class _Batch:
-    """Queries that are looked up together, and what was found."""
+    """Queries that are looked up together, and what was found: of query i it is in `found` from
+    `ends[i]` to `ends[i + 1]`. One buffer for all: what is allocated for each query is allocated
+    and freed under the GIL, which threads would wait for.
+    """
     cdef list given             # keeps the keys where they are
     cdef Py_ssize_t count
-    cdef nkv_segments* found
+    cdef nkv_segments one
+    cdef nkv_segment* found
+    cdef size_t room
+    cdef size_t* ends
     cdef const nkv_key** keys
     cdef uint32_t* lengths
 
     def __cinit__(self, queries):
         cdef Py_ssize_t i
+        # A list of its own: somebody may change the given one meanwhile.
         self.given = list(queries)
         self.count = len(self.given)
-        self.found = <nkv_segments*>calloc(self.count + 1, sizeof(nkv_segments))
+        self.room = 2 * self.count + 16
+        self.found = <nkv_segment*>malloc(self.room * sizeof(nkv_segment))
+        self.ends = <size_t*>calloc(self.count + 1, sizeof(size_t))
         self.keys = <const nkv_key**>malloc((self.count + 1) * sizeof(void*))
         self.lengths = <uint32_t*>malloc((self.count + 1) * sizeof(uint32_t))
-        if self.found == NULL or self.keys == NULL or self.lengths == NULL:
+        if self.found == NULL or self.ends == NULL or self.keys == NULL or self.lengths == NULL:
             raise MemoryError
         for i in range(self.count):
             self.keys[i] = <const nkv_key*>PyBytes_AS_STRING(<bytes?>self.given[i])
             self.lengths[i] = blocks_of(<bytes>self.given[i])
 
     def __dealloc__(self):
-        cdef Py_ssize_t i
-        if self.found != NULL:
-            for i in range(self.count):
-                nkv_segments_free(&self.found[i])
+        nkv_segments_free(&self.one)
         free(self.found)
+        free(self.ends)
         free(self.keys)
         free(self.lengths)
 
@@ -345,10 +352,27 @@ cdef class _Batch:
             for i in range(self.count):
                 if i + QUERIES_AHEAD < self.count and self.lengths[i + QUERIES_AHEAD]:
                     nkv_head_prefetch(arena, self.keys[i + QUERIES_AHEAD])
-                status = nkv_reach(arena, self.keys[i], self.lengths[i], &self.found[i])
+                status = nkv_reach(arena, self.keys[i], self.lengths[i], &self.one)
+                if status == NKV_OK:
+                    status = self.keep(i)
                 if status != NKV_OK:
                     break
         return raise_read(status)
+
+    cdef int keep(self, Py_ssize_t i) noexcept nogil:
+        """What was found of query i; NKV_NO_MEMORY where there is no room for it."""
+        cdef size_t begin = self.ends[i]
+        cdef size_t end = begin + self.one.count
+        cdef nkv_segment* more
+        if end > self.room:
+            more = <nkv_segment*>realloc(self.found, 2 * end * sizeof(nkv_segment))
+            if more == NULL:
+                return NKV_NO_MEMORY
+            self.found, self.room = more, 2 * end
+        if self.one.count:
+            memcpy(self.found + begin, self.one.found, self.one.count * sizeof(nkv_segment))
+        self.ends[i + 1] = end
+        return NKV_OK
 
 
 @cython.final
@@ -590,13 +614,16 @@ cdef class BlockIndex:
                 &self.arena, <const nkv_key*>PyBytes_AS_STRING(<bytes?>keys), blocks_of(keys),
                 &self.segments,
             ))
-        return reach_of(&self.segments)
+        return reach_of(self.segments.found, self.segments.count)
 
     def reach_many(self, queries):
         """Without the GIL: threads help here, as they do not for single lookups."""
         cdef _Batch batch = _Batch(queries)
         batch.look(&self.arena)
-        return [reach_of(&batch.found[i]) for i in range(batch.count)]
+        return [
+            reach_of(batch.found + batch.ends[i], <uint32_t>(batch.ends[i + 1] - batch.ends[i]))
+            for i in range(batch.count)
+        ]
 
     # ---- looking inside
 
@@ -731,9 +758,9 @@ cdef list segments_of(const nkv_segments* s):
     return found
 
 
-cdef dict reach_of(const nkv_segments* s):
+cdef dict reach_of(const nkv_segment* s, uint32_t count):
     cdef dict found = {}
     cdef uint32_t i
-    for i in range(s.count):
-        found[s.found[i].holder] = s.found[i].end
+    for i in range(count):
+        found[s[i].holder] = s[i].end
     return found

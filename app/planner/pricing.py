@@ -1,0 +1,171 @@
+"""The cost of one alternative, term by term, in microseconds. Pure.
+
+    T_cache   = lookup + queue + visible transfer + restore + sync + schedule + recompute(tail)
+    T_compute = queue + schedule + recompute(all that the target has not)
+    visible transfer = max(0, transfer - what of it passes while the request waits in the queue)
+
+Prefill beside running decodes is slower by a part for each of their tokens (interference). Standard
+deviations add up as squares: terms are taken to err independently, but for the queue and the
+schedule, which two alternatives on one target share and whose difference they leave.
+"""
+
+from math import sqrt
+from typing import Final, NamedTuple
+
+from app.planner.cost import Provenance
+from app.planner.profile import Path
+from app.planner.question import NO_LINK, Link, PlanExclusion, Question, Source, Target
+
+# Of a figure that nobody gave, and of a link that carries other transfers too.
+_UNKNOWN: Final = 1.0
+_QUEUE_GUESS: Final = 0.5
+_CONTENDED: Final = 0.25
+MAX_US: Final = 1e15
+
+
+class Part(NamedTuple):
+    """One addend of a cost and its standard deviation."""
+
+    name: str
+    value_us: float
+    deviation_us: float
+    provenance: Provenance
+
+
+class Priced(NamedTuple):
+    """An alternative with its cost. `gain_us` is against computing on the same target.
+
+    `moved_bytes` go over the link; `tail_tokens` are computed.
+    """
+
+    total_us: float
+    gain_us: float
+    gain_deviation_us: float
+    moved_bytes: float
+    tail_tokens: int
+    parts: tuple[Part, ...]
+
+
+class Waiting(NamedTuple):
+    """How long a request waits at a target, and by what prefill is slower there."""
+
+    queue: Part
+    slowdown: float
+
+
+def waiting(target: Target) -> Waiting:
+    """Prefills before it, at the target's own speed."""
+    profile, depth = target.profile, target.queue_depth
+    queued, provenance, relative = target.queued_prefill_tokens, Provenance.PROFILE, 0.0
+    decoding = target.running_decode_tokens
+    slowdown = 1 + profile.decode_slowdown * (decoding or 0)
+    if queued is None:
+        queued, relative = round((depth or 0) * profile.queued_tokens), _QUEUE_GUESS
+        provenance = Provenance.DEFAULT if depth is not None else Provenance.UNKNOWN
+    busy_us = profile.prefill.recompute_us(queued, 0) * slowdown if queued else 0.0
+    busy_us += (depth or 0) * profile.prefill.schedule_us
+    if depth is None and target.queued_prefill_tokens is None:
+        # An idle one and a full one look alike: as uncertain as one request is long.
+        one_us = profile.prefill.recompute_us(profile.queued_tokens, 0)
+        return Waiting(Part("queue", 0.0, _UNKNOWN * one_us, provenance), slowdown)
+    uncertainty = relative + profile.prefill.uncertainty
+    return Waiting(Part("queue", busy_us, uncertainty * busy_us, provenance), slowdown)
+
+
+def computing(question: Question, target: Target, wait: Waiting) -> Priced:
+    """What the target has not is computed."""
+    prefill = target.profile.prefill
+    have = min(target.local_tokens, question.tokens - 1)
+    recompute = prefill.recompute_us(question.tokens - have, have) * wait.slowdown
+    parts = (
+        wait.queue,
+        Part("schedule", prefill.schedule_us, 0.0, Provenance.PROFILE),
+        Part("recompute", recompute, prefill.uncertainty * recompute, Provenance.PROFILE),
+    )
+    total = sum(part.value_us for part in parts)
+    return Priced(total, 0.0, 0.0, 0.0, question.tokens - have, parts)
+
+
+def usable(question: Question, target: Target, source: Source) -> int:
+    """How many leading tokens would be there: one is always computed, and blocks must be free."""
+    tokens = min(source.tokens, question.tokens - 1)
+    if target.free_tokens is not None and source.partial:
+        tokens = min(tokens, target.local_tokens + target.free_tokens)
+    return tokens if source.partial or tokens == source.tokens else 0
+
+
+def bringing(
+    question: Question, target: Target, wait: Waiting, source: Source, compute: Priced
+) -> Priced | PlanExclusion:
+    """What the source has more than the target is brought, the tail computed; or why not."""
+    excluded = source.excluded or target.excluded
+    if excluded is not None:
+        return excluded
+    have, tokens = min(target.local_tokens, question.tokens - 1), usable(question, target, source)
+    if tokens <= have:
+        return _no_more(question, target, source)
+    remote = source.node != target.node
+    path = target.profile.path(source.tier, remote=remote)
+    link = question.links.get((source.node, target.node), NO_LINK)
+    if path is None and not link.bytes_per_us:
+        return PlanExclusion.NO_PATH
+    if link.max_in_flight and link.in_flight >= link.max_in_flight:
+        return PlanExclusion.LINK_BUSY
+    moved = source.fixed_bytes + source.bytes_per_token * (tokens - have)
+    transfer = _transfer(path, link, moved, known=source.bytes_known)
+    return _priced(question, target, wait, compute, (tokens, have), moved, transfer)
+
+
+def _no_more(question: Question, target: Target, source: Source) -> PlanExclusion:
+    """Why nothing is to be had of it."""
+    longer = min(source.tokens, question.tokens - 1) > min(target.local_tokens, question.tokens - 1)
+    return PlanExclusion.NO_CAPACITY if longer and source.partial else PlanExclusion.NOT_LONGER
+
+
+def _transfer(path: Path | None, link: Link, moved: float, *, known: bool) -> Part:
+    """Latency and bytes over bandwidth, which those that run already take their share of."""
+    if link.bytes_per_us:
+        rate, latency_us = link.bytes_per_us, link.latency_us
+        relative = path.uncertainty if path is not None else _CONTENDED
+        provenance = Provenance.MEASURED if link.measured else Provenance.PROFILE
+    else:
+        assert path is not None
+        rate, latency_us, relative = path.bytes_per_us, path.latency_us, path.uncertainty
+        provenance = Provenance.PROFILE
+    if not known:
+        relative, provenance = relative + _UNKNOWN, Provenance.DEFAULT
+    share = 1 + link.in_flight
+    relative += _CONTENDED * (share > 1)
+    took = min(latency_us + moved * share / rate, MAX_US)
+    return Part("transfer", took, relative * took, provenance)
+
+
+def _priced(
+    question: Question,
+    target: Target,
+    wait: Waiting,
+    compute: Priced,
+    reach: tuple[int, int],
+    moved: float,
+    transfer: Part,
+) -> Priced:
+    profile, prefill = target.profile, target.profile.prefill
+    tokens, have = reach
+    tail_tokens = question.tokens - tokens
+    tail = prefill.recompute_us(tail_tokens, tokens) * wait.slowdown
+    hidden = min(transfer.value_us, wait.queue.value_us)
+    parts = (
+        Part("lookup", profile.lookup_us, 0.0, Provenance.PROFILE),
+        wait.queue,
+        transfer._replace(value_us=transfer.value_us - hidden),
+        Part("restore", profile.restore_us, 0.0, Provenance.PROFILE),
+        Part("sync", profile.sync_us, 0.0, Provenance.PROFILE),
+        Part("schedule", prefill.schedule_us, 0.0, Provenance.PROFILE),
+        Part("recompute", tail, prefill.uncertainty * tail, Provenance.PROFILE),
+    )
+    total = sum(part.value_us for part in parts)
+    saved = prefill.recompute_us(tokens - have, have) * wait.slowdown
+    deviation = sqrt(transfer.deviation_us**2 + (prefill.uncertainty * saved) ** 2)
+    return Priced(
+        total, compute.total_us - total, deviation, moved, tail_tokens, parts
+    )
