@@ -23,12 +23,14 @@ if TYPE_CHECKING:
     from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
     from nexuskv_core._frames import frame_check, make_writable, write_frame
     from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
+    from nexuskv_core._plans import best_sources
     from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 else:
     try:
         from nexuskv_core._blocks import BlockIndex, BusyError, IndexFullError, chain
         from nexuskv_core._frames import frame_check, make_writable, write_frame
         from nexuskv_core._index import MatchSet, PrefixIndex, siphash_128
+        from nexuskv_core._plans import best_sources
         from nexuskv_core._scan import TokenText, msgpack_batch, msgpack_u32, msgpack_u64
 
         IMPLEMENTATION = "compiled"
@@ -41,6 +43,7 @@ else:
                 "plain-Python index instead, set NEXUSKV_ALLOW_REFERENCE=1."
             ) from missing
         from nexuskv_core.block_reference import BlockIndex, BusyError, IndexFullError
+        from nexuskv_core.plan_reference import best_sources
         from nexuskv_core.reference import (
             MatchSet,
             PrefixIndex,
@@ -72,6 +75,7 @@ __all__ = [
     "PrefixIndex",
     "Progress",
     "TokenText",
+    "best_sources",
     "chain",
     "frame_check",
     "make_writable",

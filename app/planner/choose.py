@@ -1,19 +1,20 @@
 """Which alternative is taken, and why the others were not. Pure: the same question, the same plan.
 
-The soonest one is. State is only brought where the lower bound of the gain, against computing on the
-same target, is more than the policy asks for; computing is always there. A target that the policy
-holds for overloaded, or that is too late, is taken only where all of them are.
+The soonest one is. State is only brought where the lower bound of the gain, against computing on
+the same target, is more than the policy asks for; computing is always there. A target that the
+policy holds for overloaded, or that is too late, is taken only where all of them are.
 """
 
 from collections import Counter
-from collections.abc import Iterator
-from typing import Final
+from collections.abc import Iterator, Sequence
+from typing import Final, NamedTuple
 
 from msgspec import Struct
 
 from app.contract.enums import Word
 from app.errors import ErrorCode, NexusError
-from app.planner.pricing import Priced, Waiting, bringing, computing, waiting
+from app.planner.pairs import BestPairs, priced_pairs
+from app.planner.pricing import Priced, Waiting, bringing, computing, computing_us, waiting
 from app.planner.question import PlanExclusion, Question, Source, Target
 
 MAX_ALTERNATIVES: Final = 16
@@ -60,95 +61,129 @@ class Plan(Struct, frozen=True):
     excluded: dict[PlanExclusion, int]
 
 
+class _Way(NamedTuple):
+    """An alternative before its terms are told. In this order the soonest is taken: names settle
+    what times do not, so that replicas agree. `at` is the target's place, `source` -1 for none.
+    """
+
+    total_us: float
+    engine_id: str
+    source: int
+    at: int
+    lost: PlanExclusion | None
+
+
 def plan(question: Question) -> Plan:
     """Raises INVALID_FIELD without a target that may be used, or a prompt."""
     if question.tokens < 1:
         raise NexusError(ErrorCode.INVALID_FIELD, "A plan needs a prompt of at least one token")
-    found, counts = _alternatives(question)
-    if not found:
+    targets = [one for one in question.targets if one.excluded is None]
+    if not targets:
         raise NexusError(
             ErrorCode.INVALID_FIELD, "No target may be used: each one is excluded or unknown"
         )
-    # Names settle what times do not, so that replicas agree.
-    found.sort(key=lambda one: (one.priced.total_us, one.target.engine_id, one.action.value))
-    open_ones = [one for one in found if one.lost is None]
-    late = not open_ones
-    usable = open_ones or [one for one in found if one.lost in _LAST_RESORT]
-    chosen = usable[0]
-    rest = [one for one in usable if one is not chosen]
-    counts.update(one.lost or PlanExclusion.SLOWER for one in found if one is not chosen)
-    fallback = next(
-        one for one in found if one.source is None and one.target is chosen.target
-    )
+    waits = [waiting(target) for target in targets]
+    computes_us = [
+        computing_us(question, target, wait) for target, wait in zip(targets, waits, strict=True)
+    ]
+    best, counts = priced_pairs(question, targets, waits, computes_us)
+    ways = sorted(_ways(question, targets, waits, computes_us, best))
+    able = [way for way in ways if way.lost is None]
+    late = not able
+    able = able or [way for way in ways if way.lost in _LAST_RESORT]
+    taken = able[0]
+    _count(question, counts, ways, taken)
+    told = _Told(question, targets, waits)
     return Plan(
-        _taken(chosen),
-        fallback,
-        rest[0].priced.total_us - chosen.priced.total_us if rest else None,
-        late and chosen.lost is PlanExclusion.DEADLINE,
-        tuple(_shown(found, chosen)),
-        dict(counts),
+        told.of(taken, None),
+        told.of(_Way(0.0, "", -1, taken.at, None), None),
+        able[1].total_us - taken.total_us if len(able) > 1 else None,
+        late and taken.lost is PlanExclusion.DEADLINE,
+        tuple(told.others(ways, taken)),
+        {reason: count for reason, count in counts.items() if count},
     )
 
 
-def _alternatives(question: Question) -> tuple[list[Alternative], Counter[PlanExclusion]]:
-    """All that could be priced, and how many could not, by reason."""
-    counts: Counter[PlanExclusion] = Counter()
-    found: list[Alternative] = []
+def _ways(
+    question: Question,
+    targets: Sequence[Target],
+    waits: Sequence[Waiting],
+    computes_us: Sequence[float],
+    best: Sequence[BestPairs],
+) -> Iterator[_Way]:
+    """Of each target computing, the best source that may be used, and the best that may not."""
+    for at, target in enumerate(targets):
+        name, pairs = target.engine_id, best[at]
+        yield _Way(computes_us[at], name, -1, at, _too_late(question, computes_us[at], waits[at]))
+        if pairs.usable >= 0:
+            yield _Way(pairs.usable_us, name, pairs.usable, at, None)
+        if pairs.other >= 0:
+            yield _Way(pairs.other_us, name, pairs.other, at, pairs.lost)
+
+
+def _count(
+    question: Question, counts: Counter[PlanExclusion], ways: Sequence[_Way], taken: _Way
+) -> None:
+    """Adds what is no pair. Pairs are counted, the one that is taken among them."""
     for target in question.targets:
         if target.excluded is not None:
             counts[target.excluded] += 1 + len(question.sources)
-            continue
-        wait = waiting(target)
-        compute = computing(question, target, wait)
-        found.append(
-            Alternative(
-                _local(question, target), target, compute, None, _too_late(question, compute, wait)
-            )
-        )
-        for source in question.sources:
-            priced = bringing(question, target, wait, source, compute)
-            if isinstance(priced, PlanExclusion):
-                counts[priced] += 1
+    for way in ways:
+        if way.source < 0 and way is not taken:
+            counts[way.lost or PlanExclusion.SLOWER] += 1
+    if taken.source >= 0:
+        counts[taken.lost or PlanExclusion.SLOWER] -= 1
+
+
+class _Told:
+    """Alternatives with their terms: only of those that are told of."""
+
+    def __init__(
+        self, question: Question, targets: Sequence[Target], waits: Sequence[Waiting]
+    ) -> None:
+        self._question = question
+        self._targets = targets
+        self._waits = waits
+        self._computes: dict[int, Priced] = {}
+
+    def of(self, way: _Way, lost: PlanExclusion | None) -> Alternative:
+        question, target, wait = self._question, self._targets[way.at], self._waits[way.at]
+        compute = self._computes.get(way.at)
+        if compute is None:
+            compute = self._computes[way.at] = computing(question, target, wait)
+        if way.source < 0:
+            return Alternative(self._action(way), target, compute, None, lost)
+        source = question.sources[way.source]
+        priced = bringing(question, target, wait, source, compute)
+        assert isinstance(priced, Priced)
+        return Alternative(self._action(way), target, priced, source, lost)
+
+    def others(self, ways: Sequence[_Way], taken: _Way) -> Iterator[Alternative]:
+        """The best of each action and target, and of each target what may not be brought."""
+        seen: set[tuple[PlanAction, int]] = set()
+        for way in ways:
+            key = (self._action(way), way.at)
+            if way is taken or key in seen:
                 continue
-            action = PlanAction.SPLIT if target.local_tokens else PlanAction.TRANSFER
-            lost = _uncertain(question, priced) or _too_late(question, priced, wait)
-            found.append(Alternative(action, target, priced, source, lost))
-    return found, counts
+            seen.add(key)
+            yield self.of(way, way.lost or PlanExclusion.SLOWER)
+            if len(seen) == MAX_ALTERNATIVES:
+                return
+
+    def _action(self, way: _Way) -> PlanAction:
+        local_tokens = self._targets[way.at].local_tokens
+        if way.source >= 0:
+            return PlanAction.SPLIT if local_tokens else PlanAction.TRANSFER
+        if not local_tokens:
+            return PlanAction.RECOMPUTE
+        if len(self._question.targets) > 1:
+            return PlanAction.ROUTE_TO_STATE
+        whole = local_tokens >= self._question.tokens - 1
+        return PlanAction.FULL_REUSE if whole else PlanAction.PARTIAL_REUSE
 
 
-def _local(question: Question, target: Target) -> PlanAction:
-    if not target.local_tokens:
-        return PlanAction.RECOMPUTE
-    if len(question.targets) > 1:
-        return PlanAction.ROUTE_TO_STATE
-    whole = target.local_tokens >= question.tokens - 1
-    return PlanAction.FULL_REUSE if whole else PlanAction.PARTIAL_REUSE
-
-
-def _uncertain(question: Question, priced: Priced) -> PlanExclusion | None:
-    bounds = question.bounds
-    least = priced.gain_us - bounds.deviations * priced.gain_deviation_us
-    return None if least > bounds.min_gain_us else PlanExclusion.GAIN_UNCERTAIN
-
-
-def _too_late(question: Question, priced: Priced, wait: Waiting) -> PlanExclusion | None:
-    if question.deadline_us is not None and priced.total_us > question.deadline_us:
+def _too_late(question: Question, total_us: float, wait: Waiting) -> PlanExclusion | None:
+    if question.deadline_us is not None and total_us > question.deadline_us:
         return PlanExclusion.DEADLINE
     most = question.bounds.max_queue_us
     return PlanExclusion.OVERLOADED if most and wait.queue.value_us > most else None
-
-
-def _taken(chosen: Alternative) -> Alternative:
-    return Alternative(chosen.action, chosen.target, chosen.priced, chosen.source, None)
-
-
-def _shown(found: list[Alternative], chosen: Alternative) -> Iterator[Alternative]:
-    """The best of each action and target; of those whose state may not be brought, too."""
-    seen: set[tuple[PlanAction, str, int]] = set()
-    for one in found:
-        key = (one.action, one.target.engine_id, one.target.generation)
-        if one is not chosen and key not in seen and len(seen) < MAX_ALTERNATIVES:
-            seen.add(key)
-            lost = one.lost or PlanExclusion.SLOWER
-            yield Alternative(one.action, one.target, one.priced, one.source, lost)
-

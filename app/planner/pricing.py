@@ -13,8 +13,9 @@ from math import sqrt
 from typing import Final, NamedTuple
 
 from app.planner.cost import Provenance
+from app.planner.links import Link
 from app.planner.profile import Path
-from app.planner.question import NO_LINK, Link, PlanExclusion, Question, Source, Target
+from app.planner.question import PlanExclusion, Question, Source, Target
 
 # Of a figure that nobody gave, and of a link that carries other transfers too.
 _UNKNOWN: Final = 1.0
@@ -72,6 +73,14 @@ def waiting(target: Target) -> Waiting:
     return Waiting(Part("queue", busy_us, uncertainty * busy_us, provenance), slowdown)
 
 
+def computing_us(question: Question, target: Target, wait: Waiting) -> float:
+    """What `computing` comes to."""
+    prefill = target.profile.prefill
+    have = min(target.local_tokens, question.tokens - 1)
+    recompute = prefill.recompute_us(question.tokens - have, have) * wait.slowdown
+    return wait.queue.value_us + prefill.schedule_us + recompute
+
+
 def computing(question: Question, target: Target, wait: Waiting) -> Priced:
     """What the target has not is computed."""
     prefill = target.profile.prefill
@@ -106,7 +115,7 @@ def bringing(
         return _no_more(question, target, source)
     remote = source.node != target.node
     path = target.profile.path(source.tier, remote=remote)
-    link = question.links.get((source.node, target.node), NO_LINK)
+    link = question.links.get(source.node, target.node)
     if path is None and not link.bytes_per_us:
         return PlanExclusion.NO_PATH
     if link.max_in_flight and link.in_flight >= link.max_in_flight:
@@ -127,7 +136,7 @@ def _transfer(path: Path | None, link: Link, moved: float, *, known: bool) -> Pa
     if link.bytes_per_us:
         rate, latency_us = link.bytes_per_us, link.latency_us
         relative = path.uncertainty if path is not None else _CONTENDED
-        provenance = Provenance.MEASURED if link.measured else Provenance.PROFILE
+        provenance = Provenance.MEASURED
     else:
         assert path is not None
         rate, latency_us, relative = path.bytes_per_us, path.latency_us, path.uncertainty
@@ -140,7 +149,7 @@ def _transfer(path: Path | None, link: Link, moved: float, *, known: bool) -> Pa
     return Part("transfer", took, relative * took, provenance)
 
 
-def _priced(
+def _priced(  # noqa: PLR0917 - of one caller, which has them all
     question: Question,
     target: Target,
     wait: Waiting,
@@ -166,6 +175,4 @@ def _priced(
     total = sum(part.value_us for part in parts)
     saved = prefill.recompute_us(tokens - have, have) * wait.slowdown
     deviation = sqrt(transfer.deviation_us**2 + (prefill.uncertainty * saved) ** 2)
-    return Priced(
-        total, compute.total_us - total, deviation, moved, tail_tokens, parts
-    )
+    return Priced(total, compute.total_us - total, deviation, moved, tail_tokens, parts)

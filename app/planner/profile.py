@@ -86,6 +86,18 @@ class Profile(Struct, frozen=True, forbid_unknown_fields=True, dict=True):
         """A short digest of the content; equal content, however written, has equal ones."""
         return f"sha256:{sha256(canonical_bytes(self)).hexdigest()[:_VERSION_HEX_DIGITS]}"
 
+    @cached_property
+    def overhead_us(self) -> float:
+        """What every reuse takes, whatever it brings."""
+        return self.lookup_us + self.restore_us + self.sync_us + self.prefill.schedule_us
+
+    @cached_property
+    def path_rows(self) -> tuple[float, ...]:
+        """Latency, bandwidth (0 for no path) and uncertainty, by tier and whether it is remote."""
+        found = [self.path(tier, remote=remote) for tier in TierKind for remote in (False, True)]
+        rows = [(p.latency_us, p.bytes_per_us, p.uncertainty) if p else (0.0,) * 3 for p in found]
+        return tuple(value for row in rows for value in row)
+
     def path(self, tier: TierKind, *, remote: bool) -> Path | None:
         """The first path that fits, those that say `remote` before those that do not."""
         fitting = [one for one in self.paths if one.tier is tier and one.remote in {remote, None}]

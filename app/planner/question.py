@@ -1,11 +1,9 @@
 """What a plan is made from: the request, where it may run, and where state of it lies. Pure."""
 
-from collections.abc import Mapping
-from typing import Final
-
 from msgspec import Struct
 
 from app.contract.enums import TierKind, Word
+from app.planner.links import NO_LINKS, Links
 from app.planner.profile import Profile
 
 
@@ -46,18 +44,6 @@ class CostBounds(Struct, frozen=True):
     max_queue_us: float = 0.0
 
 
-class Link(Struct, frozen=True):
-    """Between two nodes, or within one: measured, or as the topology says. 0 is not known, and the
-    profile's path holds.
-    """
-
-    latency_us: float = 0.0
-    bytes_per_us: float = 0.0
-    in_flight: int = 0
-    max_in_flight: int = 0
-    measured: bool = False
-
-
 class Target(Struct, frozen=True):
     """One engine that may run the request. `local_tokens` of its prefix are on its device already.
 
@@ -94,14 +80,12 @@ class Source(Struct, frozen=True):
 
 
 class Question(Struct, frozen=True):
-    """`tokens` of the prompt; `deadline_us` from now on. Links are by (from node, to node)."""
+    """`tokens` of the prompt; `deadline_us` from now on. Of sources that cost the same the first is
+    taken: give them in an order that every replica has."""
 
     tokens: int
     targets: tuple[Target, ...]
     sources: tuple[Source, ...] = ()
-    links: Mapping[tuple[str, str], Link] = {}
+    links: Links = NO_LINKS
     deadline_us: float | None = None
     bounds: CostBounds = CostBounds()
-
-
-NO_LINK: Final = Link()

@@ -3,8 +3,9 @@
 from typing import Any
 
 from app.contract.enums import TierKind
+from app.planner.links import Link, Links
 from app.planner.profile import Path, Prefill, Profile
-from app.planner.question import Link, Question, Source, Target
+from app.planner.question import Question, Source, Target
 
 PREFILL = Prefill(schedule_us=100.0, per_token_us=20.0, per_pair_us=0.001, uncertainty=0.1)
 PATHS = (
@@ -30,20 +31,30 @@ PROFILE = Profile(
 
 def target(engine_id: str = "e1", **changes: Any) -> Target:
     """An idle engine on `node-1`."""
-    given = {"queue_depth": 0, "queued_prefill_tokens": 0, "node": "node-1"} | changes
+    given: dict[str, Any] = {
+        "queue_depth": 0,
+        "queued_prefill_tokens": 0,
+        "node": "node-1",
+    } | changes
     return Target(engine_id, given.pop("generation", 1), given.pop("node"), PROFILE, **given)
 
 
 def source(entry_id: str = "s1", tokens: int = 4_000, **changes: Any) -> Source:
     """State in the memory of `node-2`."""
-    given = {"node": "node-2", "tier": TierKind.HOST_DRAM, "bytes_per_token": 10_000.0} | changes
+    given: dict[str, Any] = {
+        "node": "node-2",
+        "tier": TierKind.HOST_DRAM,
+        "bytes_per_token": 10_000.0,
+    } | changes
     return Source(entry_id, given.pop("node"), given.pop("tier"), tokens, **given)
 
 
 def question(tokens: int = 5_000, **changes: Any) -> Question:
     """One idle target, one source."""
-    given = {"targets": (target(),), "sources": (source(),)} | changes
+    given: dict[str, Any] = {"targets": (target(),), "sources": (source(),)} | changes
     return Question(tokens, given.pop("targets"), given.pop("sources"), **given)
 
 
-FAST = Link(latency_us=10.0, bytes_per_us=50_000.0)
+def links(**known: Link) -> Links:
+    """From `node-2` to `node-1`."""
+    return Links(("node-1", "node-2"), {("node-2", "node-1"): known["to_1"]})

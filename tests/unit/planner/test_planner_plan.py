@@ -6,8 +6,9 @@ from app.contract.enums import TierKind
 from app.errors import ErrorCode, NexusError
 from app.planner.choose import MAX_ALTERNATIVES, Plan, PlanAction, plan
 from app.planner.cost import Provenance
-from app.planner.question import CostBounds, Link, PlanExclusion, Question
-from tests.unit.planner.questions import PREFILL, question, source, target
+from app.planner.links import Link
+from app.planner.question import CostBounds, PlanExclusion, Question
+from tests.unit.planner.questions import PREFILL, links, question, source, target
 
 X = PlanExclusion
 
@@ -99,12 +100,10 @@ EXCLUDED = {
     X.UNAVAILABLE: question(sources=(source(excluded=X.UNAVAILABLE),)),
     X.POLICY_DENIED: question(sources=(source(excluded=X.POLICY_DENIED),)),
     X.QUOTA: question(sources=(source(excluded=X.QUOTA),)),
-    X.UNKNOWN_GENERATION: question(
-        targets=(target("e0", excluded=X.UNKNOWN_GENERATION), target())
-    ),
+    X.UNKNOWN_GENERATION: question(targets=(target("e0", excluded=X.UNKNOWN_GENERATION), target())),
     X.NOT_LONGER: question(targets=(target(local_tokens=4_000),)),
     X.NO_PATH: question(sources=(source(tier=TierKind.OBJECT_STORE),)),
-    X.LINK_BUSY: question(links={("node-2", "node-1"): Link(0, 0, in_flight=2, max_in_flight=2)}),
+    X.LINK_BUSY: question(links=links(to_1=Link(in_flight=2, max_in_flight=2))),
     X.NO_CAPACITY: question(targets=(target(free_tokens=0),)),
     X.OVERLOADED: question(
         targets=(target("e0", queued_prefill_tokens=1_000), target()),
@@ -127,10 +126,11 @@ def test_each_reason_is_told(reason: PlanExclusion) -> None:
 def test_state_is_brought_only_where_the_gain_is_sure() -> None:
     """A transfer of 1,000 tokens gains little, and is as uncertain as the link."""
     asked = question(sources=(source(tokens=1_000, bytes_per_token=80_000.0),))
-    sure, unsure = plan(asked), plan(
-        Question(
-            asked.tokens, asked.targets, asked.sources, bounds=CostBounds(deviations=2.0)
-        )
+    sure, unsure = (
+        plan(asked),
+        plan(
+            Question(asked.tokens, asked.targets, asked.sources, bounds=CostBounds(deviations=2.0))
+        ),
     )
     assert sure.chosen.action is PlanAction.TRANSFER
     assert unsure.chosen.action is PlanAction.RECOMPUTE

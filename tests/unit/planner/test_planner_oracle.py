@@ -1,0 +1,200 @@
+"""The plan against all pairs priced one by one, and the compiled loop against the plain one."""
+
+from array import array
+from collections import Counter
+from math import isclose, isfinite
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from app.contract.enums import TierKind
+from app.planner.choose import Plan, plan
+from app.planner.links import Link, Links
+from app.planner.pricing import bringing, computing, waiting
+from app.planner.profile import Path, Prefill, Profile
+from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
+from nexuskv_core import best_sources
+from nexuskv_core.plan_reference import best_sources as plain_best_sources
+from tests.unit.planner.questions import PROFILE
+
+NODES = ("n1", "n2", "n3", "elsewhere")
+COST = st.floats(0, 1e6)
+RATE = st.floats(1, 1e6)
+PART = st.floats(0, 2)
+COUNT = st.integers(0, 10_000)
+PREFILLS = st.builds(Prefill, COST, st.floats(0, 1e3), st.floats(0, 1), PART)
+PATHS = st.builds(Path, st.sampled_from(TierKind), COST, RATE, PART, st.none() | st.booleans())
+PROFILES = st.just(PROFILE) | st.builds(
+    Profile,
+    st.just("nexuskv.cost_profile.v1"),
+    st.just("drawn"),
+    st.just(""),
+    PREFILLS,
+    st.lists(PATHS, max_size=6).map(tuple),
+    COST,
+    RATE,
+    lookup_us=COST,
+    sync_us=COST,
+    decode_slowdown=st.floats(0, 1e-3),
+    queued_tokens=st.floats(0, 1e4),
+)
+LINKS = st.dictionaries(
+    st.tuples(st.sampled_from(NODES[:3]), st.sampled_from(NODES[:3])),
+    st.builds(Link, COST, st.just(0.0) | RATE, st.integers(0, 3), st.integers(0, 3)),
+).map(lambda known: Links(NODES[:3], known))
+UNKNOWN = st.none() | COUNT
+TARGETS = st.builds(
+    Target,
+    st.sampled_from(["e1", "e2", "e3"]),
+    st.integers(1, 9),
+    st.sampled_from(NODES),
+    PROFILES,
+    COUNT,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    UNKNOWN,
+    st.none() | st.none() | st.just(PlanExclusion.UNKNOWN_GENERATION),
+)
+SOURCES = st.builds(
+    Source,
+    st.sampled_from(["s1", "s2", "s3", "s4"]),
+    st.sampled_from(NODES),
+    st.sampled_from(TierKind),
+    COUNT,
+    st.floats(0, 1e6),
+    st.floats(0, 1e9),
+    st.booleans(),
+    st.booleans(),
+    st.none() | st.none() | st.sampled_from([PlanExclusion.QUOTA, PlanExclusion.INCOMPATIBLE]),
+)
+QUESTIONS = st.builds(
+    Question,
+    st.integers(1, 10_000),
+    st.lists(TARGETS, min_size=1, max_size=4).map(tuple),
+    st.lists(SOURCES, max_size=5).map(tuple),
+    LINKS,
+    st.none() | st.floats(0, 1e8),
+    st.builds(CostBounds, st.floats(0, 3), st.floats(0, 1e5), st.just(0.0) | COST),
+)
+
+
+def usable(question: Question) -> bool:
+    return any(target.excluded is None for target in question.targets)
+
+
+def all_pairs(question: Question) -> tuple[float, Counter[PlanExclusion], bool]:
+    """The least cost of all that may be done, how everything ended, and whether anything may be."""
+    bounds, ended, open_us, late_us = question.bounds, Counter[PlanExclusion](), [], []
+    for target in question.targets:
+        if target.excluded is not None:
+            ended[target.excluded] += 1 + len(question.sources)
+            continue
+        wait = waiting(target)
+        compute = computing(question, target, wait)
+        for source in (None, *question.sources):
+            found: Any = compute
+            if source is not None:
+                found = bringing(question, target, wait, source, compute)
+            if isinstance(found, PlanExclusion):
+                ended[found] += 1
+                continue
+            least = found.gain_us - bounds.deviations * found.gain_deviation_us
+            if source is not None and not least > bounds.min_gain_us:
+                ended[PlanExclusion.GAIN_UNCERTAIN] += 1
+            elif question.deadline_us is not None and found.total_us > question.deadline_us:
+                ended[PlanExclusion.DEADLINE] += 1
+                late_us.append(found.total_us)
+            elif 0 < bounds.max_queue_us < wait.queue.value_us:
+                ended[PlanExclusion.OVERLOADED] += 1
+                late_us.append(found.total_us)
+            else:
+                ended[PlanExclusion.SLOWER] += 1
+                open_us.append(found.total_us)
+    return min(open_us or late_us), ended, bool(open_us)
+
+
+def everything_finite(found: Plan) -> bool:
+    shown = [found.chosen, found.fallback, *found.alternatives]
+    return all(
+        isfinite(value)
+        for one in shown
+        for value in (
+            one.priced.total_us,
+            one.priced.gain_us,
+            one.priced.gain_deviation_us,
+            *(part.value_us for part in one.priced.parts),
+            *(part.deviation_us for part in one.priced.parts),
+        )
+    )
+
+
+@settings(max_examples=400, deadline=None)
+@given(question=QUESTIONS.filter(usable))
+def test_the_plan_is_the_best_of_all_pairs(question: Question) -> None:
+    found = plan(question)
+    least_us, ended, _ = all_pairs(question)
+    assert isclose(found.chosen.priced.total_us, least_us, rel_tol=1e-9, abs_tol=1e-6)
+    # The one that is taken is no exclusion.
+    assert sum(found.excluded.values()) == sum(ended.values()) - 1
+    differing = {
+        reason
+        for reason in ended | found.excluded
+        if ended[reason] != found.excluded.get(reason, 0)
+    }
+    assert len(differing) == 1
+    assert everything_finite(found)
+    for one in (found.chosen, *found.alternatives):
+        parts = sum(part.value_us for part in one.priced.parts)
+        assert isclose(parts, one.priced.total_us, rel_tol=1e-9, abs_tol=1e-6)
+        assert all(part.value_us >= 0 and part.deviation_us >= 0 for part in one.priced.parts)
+    assert found.margin_us is None or found.margin_us >= 0
+
+
+@settings(max_examples=200, deadline=None)
+@given(question=QUESTIONS.filter(usable))
+def test_more_choice_is_never_worse(question: Question) -> None:
+    """Without a source the best of the rest is at most as good."""
+    found = plan(question)
+    fewer = Question(
+        question.tokens, question.targets, question.sources[1:], question.links,
+        question.deadline_us, question.bounds,
+    )  # fmt: skip
+    if not found.late and not plan(fewer).late:
+        least, least_fewer = found.chosen.priced.total_us, plan(fewer).chosen.priced.total_us
+        open_now, open_fewer = all_pairs(question)[2], all_pairs(fewer)[2]
+        assert least <= least_fewer * (1 + 1e-9) or open_now > open_fewer
+
+
+NUMBER = st.floats(0, 1e6)
+
+
+@st.composite
+def loops(draw: st.DrawFn) -> tuple[Any, ...]:
+    nodes, profiles = draw(st.integers(0, 3)), draw(st.integers(1, 2))
+
+    def rows(count: int, *fields: st.SearchStrategy[float]) -> "array[float]":
+        return array("d", [float(draw(field)) for _ in range(count) for field in fields])
+
+    node = st.integers(-3, nodes - 1)
+    flag = st.integers(0, 1)
+    targets = rows(
+        draw(st.integers(0, 3)), NUMBER, st.just(-1) | NUMBER, NUMBER, st.floats(1, 2), NUMBER,
+        st.floats(0, 1), PART, NUMBER, NUMBER, node, st.integers(0, profiles - 1),
+    )  # fmt: skip
+    sources = rows(
+        draw(st.integers(0, 4)), NUMBER, NUMBER, NUMBER, flag, flag, flag, node, st.integers(0, 4)
+    )
+    paths = rows(profiles * 10, NUMBER, st.just(0) | RATE, PART)
+    links = rows(nodes * nodes, NUMBER, st.just(0) | RATE, st.integers(0, 2), st.integers(0, 2))
+    rest = draw(
+        st.tuples(st.integers(1, 10**6), st.just(-1) | NUMBER, PART, NUMBER, st.just(0) | NUMBER)
+    )
+    return (targets, sources, paths, links, nodes, *map(float, rest))
+
+
+@settings(max_examples=400, deadline=None)
+@given(given_=loops())
+def test_the_compiled_loop_is_the_plain_one(given_: tuple[Any, ...]) -> None:
+    assert best_sources(*given_) == plain_best_sources(*given_)
