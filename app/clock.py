@@ -3,6 +3,7 @@
 import os
 import time
 from datetime import UTC, datetime
+from random import Random
 from typing import Final, Protocol
 from uuid import UUID
 
@@ -90,3 +91,8 @@ class SystemIds:
 
     def random_bytes(self, count: int) -> bytes:
         return os.urandom(count)
+
+
+def seeded_random(seed: int) -> Random:
+    """Numbers of a simulation: the same for the same seed, and nothing that must be a secret."""
+    return Random(seed)  # noqa: S311

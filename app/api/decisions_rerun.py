@@ -9,6 +9,8 @@ from sqlalchemy import Row
 
 from app.api.declared import errors_of
 from app.contract.limits import MAX_I63
+from app.control.auth import require_scope
+from app.control.keys import Scope
 from app.decisions.repository import DecisionRepository
 from app.dependencies import DecisionsReader, ServicesDep
 from app.errors import ErrorCode, NexusError
@@ -44,26 +46,36 @@ class RerunView(BaseModel):
     same: bool = Field(description="Whether both come to the same.")
 
 
-Number = Annotated[
-    int | None,
-    Query(
+class RerunQuery(BaseModel):
+    """Under which policy."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    policy: int | None = Field(
+        None,
         ge=1,
         le=MAX_I63,
-        description="Number of a stored policy version; without it, the one of the decision.",
-    ),
-]
+        description="Number of a stored policy version, which needs `policies:read` as well;"
+        " without it, the policy of the decision.",
+    )
 
 
 async def rerun_decision(
-    decision_id: UUID, principal: DecisionsReader, services: ServicesDep, policy: Number = None
+    decision_id: UUID,
+    query: Annotated[RerunQuery, Query()],
+    principal: DecisionsReader,
+    services: ServicesDep,
 ) -> RerunView:
     """Plan and policy run again over what was recorded: the same record under the same policy comes
     out the same, and under another one as that would have decided. Nothing is executed.
     """
+    if query.policy is not None:
+        # What a version would decide tells what it says.
+        require_scope(principal, Scope.POLICIES_READ)
     async with services.database.read() as session:
         found = await DecisionRepository(session).history(decision_id, tenants=principal.tenants)
     one = found.decision
-    label, under = await _policy(services, one, policy)
+    label, under = await _policy(services, one, query.policy)
     before, again = recorded(one), rerun(one, under)
     return RerunView(
         decision_id=one.decision_id,
@@ -86,13 +98,16 @@ async def _policy(
     if number is None:
         if one.policy_version == current.label:
             return current.label, current.policy
-        named, _, _ = one.policy_version.partition(":")
+        named, _, version = one.policy_version.partition(":")
         if named == _FILE:
-            raise NexusError(
-                ErrorCode.NOT_RERUNNABLE,
-                "This decision was made under a policy file that is not in force any more; name a"
-                " stored version with `policy`",
-            )
+            document = await services.policies.of_file(version)
+            if document is None:
+                raise NexusError(
+                    ErrorCode.NOT_RERUNNABLE,
+                    "This decision was made under a policy file that was not kept; name a stored"
+                    " version with `policy`",
+                )
+            return one.policy_version, load_policy(document)
         number = int(named)
     stored = await services.policies.get(number)
     if stored is None:
@@ -102,4 +117,4 @@ async def _policy(
 
 
 def rerun_errors() -> dict[int | str, dict[str, Any]]:
-    return errors_of(ErrorCode.NOT_FOUND, ErrorCode.NOT_RERUNNABLE)
+    return errors_of(ErrorCode.UNKNOWN_FIELD, ErrorCode.NOT_FOUND, ErrorCode.NOT_RERUNNABLE)

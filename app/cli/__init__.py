@@ -7,6 +7,7 @@ import typer
 
 from app.cli.demo import demo_command
 from app.cli.doctor import doctor_command
+from app.cli.evaluate import evaluate_command
 from app.cli.history import history_app
 from app.cli.index import index_app
 from app.cli.keys import keys_app
@@ -57,6 +58,7 @@ cli.command("workers")(workers_command)
 cli.command("doctor")(doctor_command)
 cli.add_typer(policy_app, name="policy")
 cli.command("replay")(replay_command)
+cli.command("evaluate")(evaluate_command)
 cli.add_typer(history_app, name="history")
 cli.add_typer(index_app, name="index")
 cli.add_typer(trace_app, name="trace")

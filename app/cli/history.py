@@ -8,6 +8,7 @@ from uuid import UUID
 
 import orjson
 import typer
+from rich import box
 from rich.console import Console
 from rich.table import Column, Table
 from rich.text import Text
@@ -174,14 +175,23 @@ def list_rules(*, as_json: AsJson = False, database_url: DatabaseUrl = None) -> 
     )
 
 
+def _writers(proofs: list[WriterProof]) -> str:
+    return f"{len(proofs)} writer{'' if len(proofs) == 1 else 's'}"
+
+
 def _show(proofs: list[WriterProof]) -> None:
     if not proofs:
         typer.echo("No writer has stored anything yet.")
         return
     # Whole, so that it can be given to --writer.
-    table = Table(Column("Writer", no_wrap=True, min_width=_UUID_DIGITS))
+    table = Table(
+        Column("Writer", no_wrap=True, min_width=_UUID_DIGITS),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     for name in ("From", "Through", "Rows", "Gaps", "Missing", "Twice"):
-        table.add_column(name, justify="right")
+        table.add_column(name, justify="right", no_wrap=True)
     for proof in proofs:
         numbers = (
             proof.from_seq,
@@ -205,9 +215,9 @@ def _show(proofs: list[WriterProof]) -> None:
             console.print(f"{proof.writer_id}: missing: {told}", highlight=False)
     faulty = sum(not proof.holds for proof in proofs)
     console.print(
-        f"{faulty} of {len(proofs)} writers lack rows, or have them twice."
+        f"{faulty} of {_writers(proofs)} lack rows, or have them twice."
         if faulty
-        else f"Nothing is missing, and nothing is there twice: {len(proofs)} writers.",
+        else f"Nothing is missing, and nothing is there twice: {_writers(proofs)}.",
         highlight=False,
     )
 

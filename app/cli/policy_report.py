@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
+from rich import box
 from rich.table import Column, Table
 from rich.text import Text
 
@@ -35,7 +36,12 @@ def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
 
 def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
     """`items` of a page of policies."""
-    table = Table(*_folded("Number", "Active", "sha256", "Stored", "By", "Message"))
+    table = Table(
+        *_folded("Number", "Active", "sha256", "Stored", "By", "Message"),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        collapse_padding=True,
+    )
     # Whole, so that it can be found in the label that decisions record.
     table.columns[2].min_width = _VERSION_HEX_DIGITS
     for policy in policies:

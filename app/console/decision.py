@@ -45,6 +45,8 @@ class Step:
     does: str
     state: str
     note: str
+    # From the beginning of the chain to the decision that took it; None where none did.
+    after_us: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +75,7 @@ async def decision_page(visit: Visit) -> Response:
         steps=steps(found),
         candidates=candidates(decision),
         what_it_is=what_it_is,
+        unlisted=_ruled_out(decision) - len(decision.excluded or ()),
         longest_us=max((one.predicted_us or 0 for one in candidates(decision)), default=0),
         afterwards={status.value: text for status, text in AFTERWARDS.items()},
         said=said,
@@ -119,8 +122,8 @@ def steps(found: DecisionHistory) -> list[Step]:
         here = bool(states & set(one.path))
         if here:
             state = "fell_back" if fell and states & _FALLEN else "done"
-        elif name == "Validate" and one.kind == DecisionKind.LOOKUP and one.excluded:
-            # Every match was ruled out: the path goes on from there to computing again.
+        elif one.kind == DecisionKind.LOOKUP and name == _ended_at(one):
+            # The path goes on from there to computing again.
             state, here = "fell_back", True
         elif states & before and name != "Observe":
             state = "earlier"
@@ -129,8 +132,25 @@ def steps(found: DecisionHistory) -> list[Step]:
         note = _note(name, one) if here else ""
         if name == "Execute" and one.outcome == DecisionOutcome.ACKNOWLEDGED:
             note = "left to the engine"
-        listed.append(Step(name, does, state, note))
+        listed.append(Step(name, does, state, note, _after_us(found, states, here=here)))
     return listed
+
+
+def _ended_at(one: Row[Any]) -> str | None:
+    """The step in which a lookup found nothing to be used; None where it did, or was refused."""
+    if one.outcome in {DecisionOutcome.HIT, DecisionOutcome.REJECTED}:
+        return None
+    return "Validate" if one.excluded else "Match"
+
+
+def _after_us(found: DecisionHistory, states: frozenset[str], *, here: bool) -> float | None:
+    """When the first decision that took the step was asked for, from the first of the chain on."""
+    began_at = min(row.created_at for row in (found.decision, *found.chain))
+    taken = [found.decision] if here else [row for row in found.chain if states & set(row.path)]
+    if not taken:
+        return None
+    after_s: float = (min(row.created_at for row in taken) - began_at).total_seconds()
+    return after_s * 1e6
 
 
 def what_it_is(one: Candidate) -> str:
@@ -152,15 +172,23 @@ def _best_excluded(one: Row[Any]) -> str:
     best = one.excluded[0]
     reason = said(str(best["reason"]))
     where = f" for its {best['field']}" if best.get("field") else ""
-    others = f" {len(one.excluded) - 1} more were ruled out as well." if one.excluded[1:] else ""
+    count = _ruled_out(one)
+    others = f" {exact(count - 1)} more were ruled out as well." if count > 1 else ""
     if one.outcome == DecisionOutcome.HIT:
-        return f"{len(one.excluded)} longer or equal matches were ruled out first."
+        return f"{exact(count)} longer or equal matches were ruled out first."
     said_already = one.fallback_reason == best["reason"]
     what = "" if said_already else f" {reason.what}"
     return (
         f"The longest match was {best['entry_id']} with {exact(best['matched_tokens'])} tokens;"
         f" it was ruled out{where}.{what}{others}"
     )
+
+
+def _ruled_out(one: Row[Any]) -> int:
+    """All of them: the list of a lookup has at most 256."""
+    listed = len(one.excluded or ())
+    counted: int = (one.match or {}).get("excluded", 0)
+    return max(listed, counted)
 
 
 def _failed_later(found: DecisionHistory) -> list[Row[Any]]:
@@ -192,7 +220,7 @@ def _note(step: str, one: Row[Any]) -> str:
     notes = {
         "Describe": f"{asked}{one.model or 'no model'} for {one.tenant}",
         "Match": looked + (matched if one.kind == DecisionKind.LOOKUP else "the one asked for"),
-        "Validate": f"{len(one.excluded or ())} ruled out",
+        "Validate": f"{exact(_ruled_out(one))} ruled out",
         "Plan": _costs(one),
         "Execute": f"by {plain(one.backend)}" if one.backend else "",
         "Commit or fall back": plain(next(iter(fallen))) if fell else "handed over",

@@ -129,6 +129,9 @@ LOST: Final[dict[LostReason, Said]] = {
     LostReason.RANKED_LOWER: Said(
         "It covers as many tokens, and lies in a slower tier or comes later in a fixed order.", ""
     ),
+    LostReason.LOWER_PRIORITY: Said(
+        "It could bring the state as well, and the policy takes another backend first.", ""
+    ),
     LostReason.STATE_FOUND: Said(
         "There is a state to use; what bringing it costs is told by the estimate.", ""
     ),

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal
 from msgspec import Struct
 from sqlalchemy import Row
 
-from app.contract.enums import TierKind
+from app.contract.enums import ExclusionReason, TierKind
 from app.decisions.record import Action, DecisionKind, DecisionOutcome, LostReason
 from app.planner.cost import PROFILES, CostProfile, Provenance, Term, total_us
 
@@ -21,6 +21,7 @@ _CARRIED_OUT: Final = frozenset(
         DecisionOutcome.TRANSFERRED,
     }
 )
+_PLACES: Final = frozenset({ExclusionReason.UNAVAILABLE, ExclusionReason.POLICY_DENIED})
 _TIERS: Final = frozenset(tier.value for tier in TierKind)
 ENGINE: Final = "engine"
 
@@ -65,7 +66,8 @@ def _states(one: Row[Any], profile: CostProfile | None) -> Iterator[Candidate]:
 
 def _state(found: Mapping[str, Any], profile: CostProfile | None) -> Candidate:
     terms = _bringing(found, profile)
-    field = found.get("field")
+    # Where it lies is no difference.
+    field = None if found["reason"] in _PLACES else found.get("field")
     return Candidate(
         "state",
         found["entry_id"],
@@ -103,17 +105,29 @@ def _ways(one: Row[Any], inputs: Mapping[str, Any]) -> Iterator[Candidate]:
     situation = inputs.get("situation") or {}
     about = (None, one.matched_tokens, one.tier)
     if one.backend is not None:
-        # A worker's offer is called after the worker.
-        name = f"{situation['target_residency']}/{one.backend}" if situation else one.backend
-        yield Candidate("backend", name, lost, "", *about, *priced)
+        yield Candidate("backend", _named(situation, one.backend), lost, "", *about, *priced)
     elif situation.get("ends") == ENGINE:
         yield Candidate("engine", ENGINE, lost, "by its own way", *about, *priced)
-    for refused in one.excluded or ():
-        if "registration" in refused:
-            yield Candidate(
-                "backend", refused["registration"], refused["reason"], refused.get("detail", ""),
-                *about, *priced,
-            )  # fmt: skip
+    refused = [each for each in one.excluded or () if "registration" in each]
+    for each in refused:
+        yield Candidate(
+            "backend", each["registration"], each["reason"], each.get("detail", ""),
+            *about, *priced,
+        )  # fmt: skip
+    named = {
+        one.backend and _named(situation, one.backend),
+        *(each["registration"] for each in refused),
+    }
+    for offer in situation.get("offers", ()):
+        # It could have brought it, too.
+        if one.backend is not None and offer["name"] not in named:
+            lower = LostReason.LOWER_PRIORITY.value
+            yield Candidate("backend", offer["name"], lower, "", *about, *priced)
+
+
+def _named(situation: Mapping[str, Any], backend: str) -> str:
+    """A worker's offer is called after the worker."""
+    return f"{situation['target_residency']}/{backend}" if situation else backend
 
 
 def _terms(listed: Sequence[Mapping[str, Any]]) -> tuple[Term, ...]:

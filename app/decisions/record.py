@@ -56,13 +56,15 @@ class Action(StrEnum):
 class LostReason(StrEnum):
     """Why what could have been done was not, where nothing stood against it.
 
-    Of states behind the winner: `shorter_match`, or `ranked_lower` among equal ones. Of computing
-    again: `state_found` (a lookup only says that there is a state), `dearer`, `caller_decides` (it
-    would be quicker, and the caller asked for the transfer), `policy_skips`.
+    Of states behind the winner: `shorter_match`, or `ranked_lower` among equal ones. Of backends:
+    `lower_priority` in the policy, or of a later registration. Of computing again: `state_found` (a
+    lookup only says that there is a state), `dearer`, `caller_decides` (it would be quicker, and
+    the caller asked for the transfer), `policy_skips`.
     """
 
     SHORTER_MATCH = "shorter_match"
     RANKED_LOWER = "ranked_lower"
+    LOWER_PRIORITY = "lower_priority"
     STATE_FOUND = "state_found"
     DEARER = "dearer"
     CALLER_DECIDES = "caller_decides"

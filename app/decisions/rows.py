@@ -100,9 +100,12 @@ class DecisionRecord(msgspec.Struct, array_like=True, frozen=True, tag=2, gc=Fal
 
 
 class OutcomeRecord(msgspec.Struct, array_like=True, frozen=True, tag=3, gc=False):
-    """An Outcome likewise."""
+    """An Outcome likewise. What was added to it later is here: code that does not know it, as after
+    a roll-back, reads the rest.
+    """
 
     fields: list[Any]
+    transfer_us: int | None = None
 
 
 encode: Final = msgspec.msgpack.Encoder(uuid_format="bytes").encode
@@ -132,7 +135,8 @@ def encode_decision(row: Decision) -> bytes:
 
 def encode_outcome(row: Outcome) -> bytes:
     """Likewise."""
-    return encode(OutcomeRecord([_spooled(value) for value in row]))
+    fields = [_spooled(value) for value in row[:_FIRST_FIELDS]]
+    return encode(OutcomeRecord(fields, row.transfer_us))
 
 
 def decode(payload: bytes) -> LookupRow | DecisionRecord | OutcomeRecord:
@@ -149,7 +153,7 @@ def row_of(found: DecisionRecord | OutcomeRecord) -> Decision | Outcome:
     try:
         if isinstance(found, DecisionRecord):
             return _decision(found.fields)
-        return _outcome(found.fields)
+        return _outcome(found.fields)._replace(transfer_us=found.transfer_us)
     except (msgspec.MsgspecError, TypeError, LookupError, OverflowError) as error:
         raise ValueError(f"no row: {error}") from error
 
@@ -190,6 +194,8 @@ _OUTCOMES: Final = {each.value: cast("DecisionOutcome", each.value) for each in 
 _STATUSES: Final = {each.value: cast("OutcomeStatus", each.value) for each in OutcomeStatus}
 _KIND, _OUTCOME = Decision._fields.index("kind"), Decision._fields.index("outcome")
 _STATUS: Final = Outcome._fields.index("status")
+# Of an outcome, those that every version has.
+_FIRST_FIELDS: Final = Outcome._fields.index("transfer_us")
 _DECISION_UUIDS: Final = [
     Decision._fields.index(name) for name in ("parent_id", "root_id", "state_id")
 ]

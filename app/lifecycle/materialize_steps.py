@@ -40,7 +40,7 @@ from app.lifecycle.steps import End
 from app.policy.evaluate import FallbackCause
 from app.policy.provider import ActivePolicy
 from app.quota.charges import charge_movement, release, settle
-from app.quota.decision import ChargeKind, limits_of, seen_by
+from app.quota.decision import ChargeKind, limits_of
 from app.transfer.wire import SINK_NAMESPACE, SinkFacts
 
 # A sink lives a day at most, and its charge no longer.
@@ -172,6 +172,7 @@ class Reserve:
         # Of a plan that the one statement did not bear out, nothing is left.
         passage.fallback = passage.order = passage.backend = None
         passage.attempt.selection, passage.attempt.rejected = None, ()
+        passage.attempt.situation = None
         found = await claim_find(session, claim.option_id)
         stored = passage.attempt.stored = await named_state(session, passage.grant)
         if found is not None and found.consumed:
@@ -228,7 +229,7 @@ class Reserve:
             # Until it is consumed: a crash gives it back when the claim would have expired.
             expires_at=passage.claim.expires_at,
         )  # fmt: skip
-        passage.notes["quota_seen"] = seen_by(order.payload_bytes, verdict)
+        passage.notes["quota_seen"] = verdict.seen
         if verdict.exceeded:
             passage.notes["quota"] = {
                 "mode": verdict.mode,

@@ -25,7 +25,7 @@ from app.lifecycle.materialize_plan import Workers, payload_handle
 from app.lifecycle.placing import Asked, Placement, payload_on, place
 from app.lifecycle.steps import End
 from app.quota.charges import charge_movement, release, settle_in, shrink
-from app.quota.decision import ChargeKind, seen_by
+from app.quota.decision import ChargeKind
 from app.transfer.faults import WorkerCallError
 from app.transfer.wire import PayloadFacts
 
@@ -180,7 +180,7 @@ class ChargeMove:
         if verdict.allowed and self._before_bytes is None:
             self._before_bytes = verdict.charged_bytes if verdict.repeated else 0
             journey.charged = not verdict.repeated
-        journey.notes["quota_seen"] = seen_by(order.payload_bytes, verdict)
+        journey.notes["quota_seen"] = verdict.seen
         if verdict.exceeded:
             journey.notes["quota"] = {"mode": verdict.mode, "exceeded": verdict.exceeded}
         if cancelled:

@@ -22,6 +22,7 @@ _UNKNOWN: Final = 1.0
 _QUEUE_GUESS: Final = 0.5
 _CONTENDED: Final = 0.25
 MAX_US: Final = 1e15
+_PROFILE: Final = Provenance.PROFILE
 
 
 class Part(NamedTuple):
@@ -63,7 +64,9 @@ def waiting(target: Target) -> Waiting:
     if queued is None:
         queued, relative = round((depth or 0) * profile.queued_tokens), _QUEUE_GUESS
         provenance = Provenance.DEFAULT if depth is not None else Provenance.UNKNOWN
-    busy_us = profile.prefill.recompute_us(queued, 0) * slowdown if queued else 0.0
+    # One after the other: as so many of equal length, since attention is within each alone.
+    each = queued / max(depth or 0, 1)
+    busy_us = queued / each * profile.prefill.recompute_us(each, 0) * slowdown if queued else 0.0
     busy_us += (depth or 0) * profile.prefill.schedule_us
     if depth is None and target.queued_prefill_tokens is None:
         # An idle one and a full one look alike: as uncertain as one request is long.
@@ -131,8 +134,12 @@ def _no_more(question: Question, target: Target, source: Source) -> PlanExclusio
     return PlanExclusion.NO_CAPACITY if longer and source.partial else PlanExclusion.NOT_LONGER
 
 
-def _transfer(path: Path | None, link: Link, moved: float, *, known: bool) -> Part:
-    """Latency and bytes over bandwidth, which those that run already take their share of."""
+def _transfer(
+    path: Path | None, link: Link, moved: float, *, known: bool
+) -> tuple[float, float, Provenance]:
+    """Time, deviation and where both are from: latency and bytes over bandwidth, which those that
+    run already take their share of.
+    """
     if link.bytes_per_us:
         rate, latency_us = link.bytes_per_us, link.latency_us
         relative = path.uncertainty if path is not None else _CONTENDED
@@ -140,13 +147,14 @@ def _transfer(path: Path | None, link: Link, moved: float, *, known: bool) -> Pa
     else:
         assert path is not None
         rate, latency_us, relative = path.bytes_per_us, path.latency_us, path.uncertainty
-        provenance = Provenance.PROFILE
+        provenance = _PROFILE
     if not known:
         relative, provenance = relative + _UNKNOWN, Provenance.DEFAULT
     share = 1 + link.in_flight
-    relative += _CONTENDED * (share > 1)
+    if share > 1:
+        relative += _CONTENDED
     took = min(latency_us + moved * share / rate, MAX_US)
-    return Part("transfer", took, relative * took, provenance)
+    return took, relative * took, provenance
 
 
 def _priced(  # noqa: PLR0917 - of one caller, which has them all
@@ -156,23 +164,24 @@ def _priced(  # noqa: PLR0917 - of one caller, which has them all
     compute: Priced,
     reach: tuple[int, int],
     moved: float,
-    transfer: Part,
+    transfer: tuple[float, float, Provenance],
 ) -> Priced:
-    profile, prefill = target.profile, target.profile.prefill
-    tokens, have = reach
+    profile, queue = target.profile, wait.queue
+    prefill, (tokens, have) = profile.prefill, reach
+    took, took_deviation, provenance = transfer
     tail_tokens = question.tokens - tokens
     tail = prefill.recompute_us(tail_tokens, tokens) * wait.slowdown
-    hidden = min(transfer.value_us, wait.queue.value_us)
+    visible = took - min(took, queue.value_us)
     parts = (
-        Part("lookup", profile.lookup_us, 0.0, Provenance.PROFILE),
-        wait.queue,
-        transfer._replace(value_us=transfer.value_us - hidden),
-        Part("restore", profile.restore_us, 0.0, Provenance.PROFILE),
-        Part("sync", profile.sync_us, 0.0, Provenance.PROFILE),
-        Part("schedule", prefill.schedule_us, 0.0, Provenance.PROFILE),
-        Part("recompute", tail, prefill.uncertainty * tail, Provenance.PROFILE),
+        Part("lookup", profile.lookup_us, 0.0, _PROFILE),
+        queue,
+        Part("transfer", visible, took_deviation, provenance),
+        Part("restore", profile.restore_us, 0.0, _PROFILE),
+        Part("sync", profile.sync_us, 0.0, _PROFILE),
+        Part("schedule", prefill.schedule_us, 0.0, _PROFILE),
+        Part("recompute", tail, prefill.uncertainty * tail, _PROFILE),
     )
-    total = sum(part.value_us for part in parts)
+    total = queue.value_us + visible + profile.overhead_us + tail
     saved = prefill.recompute_us(tokens - have, have) * wait.slowdown
-    deviation = sqrt(transfer.deviation_us**2 + (prefill.uncertainty * saved) ** 2)
+    deviation = sqrt(took_deviation**2 + (prefill.uncertainty * saved) ** 2)
     return Priced(total, compute.total_us - total, deviation, moved, tail_tokens, parts)

@@ -110,9 +110,9 @@ _ENCODER: Final = msgspec.json.Encoder(order="sorted")
 
 def load_profile(document: Any) -> Profile:
     """A profile from a decoded document. Raises NexusError with every finding."""
-    found = list(_SHAPE.findings(document)) or list(_not_finite(document, ""))
+    found = list(_SHAPE.findings(document)) or list(not_finite(document, ""))
     if found or not isinstance(document, dict):
-        raise refusal(_SHAPE.noun, found or [_NO_DOCUMENT])
+        raise refusal(_SHAPE.noun, found or [NO_DOCUMENT])
     return _SHAPE.accept(document)
 
 
@@ -121,15 +121,15 @@ def canonical_bytes(profile: Profile) -> bytes:
     return _ENCODER.encode(profile)
 
 
-_NO_DOCUMENT: Final = FieldError("", ErrorCode.INVALID_BODY, "is not a mapping")
+NO_DOCUMENT: Final = FieldError("", ErrorCode.INVALID_BODY, "is not a mapping")
 
 
-def _not_finite(value: object, at: str) -> list[FieldError]:
+def not_finite(value: object, at: str) -> list[FieldError]:
     """A NaN passes every bound."""
     if isinstance(value, float) and not math.isfinite(value):
         return [FieldError(at, ErrorCode.INVALID_FIELD, "must be a finite number")]
     if isinstance(value, dict):
-        return [one for key, item in value.items() for one in _not_finite(item, f"{at}/{key}")]
+        return [one for key, item in value.items() for one in not_finite(item, f"{at}/{key}")]
     if isinstance(value, list):
-        return [one for n, item in enumerate(value) for one in _not_finite(item, f"{at}/{n}")]
+        return [one for n, item in enumerate(value) for one in not_finite(item, f"{at}/{n}")]
     return []

@@ -35,6 +35,16 @@ class ExecutionPolicyRow(Base):
     created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
 
 
+class PolicyFileRow(Base):
+    """The canonical content of a file that a process was started with, by its short version."""
+
+    __tablename__ = "policy_file"
+
+    version: Mapped[str] = mapped_column(Text, primary_key=True)
+    document: Mapped[str] = mapped_column(Text)
+    first_seen_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
+
+
 class PolicyActivationRow(Base):
     """One change of the active policy, never changed itself: the highest id is what is active."""
 

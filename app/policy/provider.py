@@ -15,11 +15,12 @@ import structlog
 from app.clock import Clock
 from app.db.session import Database
 from app.errors import NexusError
-from app.policy.document import ExecutionPolicy, load_policy
+from app.policy.document import ExecutionPolicy, canonical_bytes, load_policy
 from app.policy.evaluate import prepare
 from app.policy.repository import (
     Activation,
     StoredPolicy,
+    keep_file,
     latest_activation,
     policy_by_number,
 )
@@ -89,6 +90,7 @@ class PolicyProvider:
         self._loaded = asyncio.Event()
         self._refreshing = asyncio.Lock()
         self._reachable = True
+        self._file_kept = False
         self._last_success_us = clock.monotonic_us()
         self.changes = 0
         # Read on every request: replaced by polls alone, and by nobody else.
@@ -151,7 +153,23 @@ class PolicyProvider:
                 if not self._reachable:
                     _log.info("policy_refreshed_again", label=self.current.label)
                 self._reachable = True
+                await self._keep_file()
             await asyncio.sleep(self._interval_s)
+
+    async def _keep_file(self) -> None:
+        """Decisions are made under the file as well, and may be made again when it is replaced."""
+        if self._file_kept:
+            return
+        policy = self._fallback.policy
+        text = canonical_bytes(policy).decode()
+        try:
+            async with self._database.write() as session:
+                await keep_file(session, policy.version, text, self._clock.now())
+        except NexusError as error:
+            # The next poll will do.
+            _log.info("policy_file_not_kept", reason=_reason(error))
+        else:
+            self._file_kept = True
 
     def _is_known(self, latest: Activation) -> bool:
         """Whether it is in force already, or was found to be unusable."""

@@ -9,7 +9,7 @@ from sqlalchemy import Select, select, text
 from sqlalchemy.dialects.postgresql import insert
 
 from app.db.session import ReadSession, WriteSession
-from app.policy.models import ExecutionPolicyRow, PolicyActivationRow
+from app.policy.models import ExecutionPolicyRow, PolicyActivationRow, PolicyFileRow
 
 ActivationColumns = tuple[int, int, datetime, str, str | None]
 
@@ -156,3 +156,17 @@ def _activations() -> Select[*ActivationColumns]:
 
 def _stored(columns: Iterable[Any]) -> StoredPolicy:
     return StoredPolicy(*columns)
+
+
+async def keep_file(session: WriteSession, version: str, document: str, now: datetime) -> None:
+    """Keep the content of a policy file; what is kept already stays."""
+    values = {"version": version, "document": document, "first_seen_at": now}
+    await session.execute(insert(PolicyFileRow).values(**values).on_conflict_do_nothing())
+
+
+async def kept_file(session: ReadSession, version: str) -> str | None:
+    """The canonical content of a policy file; None where no process had it."""
+    found: str | None = await session.scalar(
+        select(PolicyFileRow.document).where(PolicyFileRow.version == version)
+    )
+    return found

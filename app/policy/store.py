@@ -17,6 +17,7 @@ from app.policy.repository import (
     activations_of,
     insert_activation,
     insert_policy,
+    kept_file,
     latest_activation,
     lock_activations,
     policies_page,
@@ -115,6 +116,11 @@ class PolicyStore:
             return None
         async with self._database.read() as session:
             return await policy_by_number(session, number)
+
+    async def of_file(self, version: str) -> str | None:
+        """The document of a policy file that some process was started with; None of any other."""
+        async with self._database.read() as session:
+            return await kept_file(session, version)
 
     async def with_activations(
         self, number: int

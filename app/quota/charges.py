@@ -12,7 +12,7 @@ from typing import Final
 
 from app.db.session import Database, ReadSession, WriteSession
 from app.policy.document import ExecutionPolicy
-from app.quota.decision import ChargeKind, QuotaUsage, QuotaVerdict, decide
+from app.quota.decision import ChargeKind, QuotaUsage, QuotaVerdict, decide, seen_by
 from app.quota.repository import (
     NewCharge,
     add_charge,
@@ -102,14 +102,20 @@ async def charge_movement(
         session, policy, tenant, transfer_id, worker=worker, now=now, expires_at=expires_at
     )
     if not moving.allowed:
-        return moving
+        charged_bytes = await charged_bytes_of(session, tenant, payload_id)
+        return replace(moving, seen=seen_by(payload_bytes, moving, charged_bytes))
     held = await charge(
         session, policy, tenant, payload_id, payload_bytes,
         worker=worker, now=now, expires_at=expires_at,
     )  # fmt: skip
     if not held.allowed:
         await release(session, tenant, transfer_id, ChargeKind.TRANSFER)
-    return replace(held, exceeded=moving.exceeded + held.exceeded)
+    charged = held.charged_bytes if held.repeated else None
+    return replace(
+        held,
+        exceeded=moving.exceeded + held.exceeded,
+        seen=seen_by(payload_bytes, moving, charged),
+    )
 
 
 async def settle(

@@ -82,6 +82,8 @@ class QuotaVerdict:
     limit_entries: int
     limit_transfers: int
     charged_bytes: int = 0
+    # Of a movement.
+    seen: "QuotaSeen | None" = None
 
     @property
     def advisory_exceeded(self) -> bool:
@@ -91,37 +93,44 @@ class QuotaVerdict:
 
 @dataclass(frozen=True, slots=True)
 class QuotaSeen:
-    """What a movement was judged on: so many bytes, one entry and one transfer more than what the
-    tenant had. `repeated`: charged before, and not again.
+    """What a movement was judged on: so many bytes, and what the tenant had.
+
+    `charged_bytes` is what the payload was charged for before, None for a new one. Only what it is
+    longer now is asked for then.
     """
 
     payload_bytes: int
     used_payload_bytes: int
     used_entries: int
     used_transfers: int
-    repeated: bool = False
+    charged_bytes: int | None = None
+    transfer_charged: bool = False
 
 
-def seen_by(payload_bytes: int, verdict: QuotaVerdict) -> QuotaSeen:
-    """What the verdict on a movement of so many bytes was made from."""
-    held = verdict.allowed and not verdict.repeated
-    # A transfer is charged before its payload is: a verdict on the payload has it counted.
-    moving = verdict.allowed or QuotaLimit.MAX_CONCURRENT_TRANSFERS not in verdict.exceeded
+def seen_by(payload_bytes: int, moving: "QuotaVerdict", charged_bytes: int | None) -> QuotaSeen:
+    """From the verdict on the transfer, which is charged first."""
+    counted = moving.allowed and not moving.repeated
     return QuotaSeen(
         payload_bytes,
-        verdict.used_payload_bytes - (payload_bytes if held else 0),
-        verdict.used_entries - held,
-        max(0, verdict.used_transfers - moving),
-        verdict.repeated,
+        moving.used_payload_bytes,
+        moving.used_entries,
+        moving.used_transfers - counted,
+        charged_bytes,
+        moving.repeated,
     )
 
 
 def exceeded_by(quota: QuotaAdmissionPolicy, seen: QuotaSeen) -> tuple[QuotaLimit, ...]:
-    """The limits of a policy that the movement goes beyond; none for one that is repeated."""
-    if seen.repeated or quota.mode is QuotaMode.DISABLED:
+    """The limits of a policy that the movement goes beyond."""
+    if quota.mode is QuotaMode.DISABLED:
         return ()
     used = QuotaUsage(seen.used_payload_bytes, seen.used_entries, seen.used_transfers)
-    return _exceeded(quota, used, QuotaUsage(seen.payload_bytes, 1, 1))
+    transfers = 0 if seen.transfer_charged else 1
+    if seen.charged_bytes is None:
+        asked = QuotaUsage(seen.payload_bytes, 1, transfers)
+    else:
+        asked = QuotaUsage(max(0, seen.payload_bytes - seen.charged_bytes), 0, transfers)
+    return _exceeded(quota, used, asked)
 
 
 _NOTHING: Final = QuotaUsage()

@@ -12,6 +12,17 @@ from playwright.sync_api import Browser, Page, Playwright
 CHROMIUM = Path("/usr/bin/chromium")
 PICTURES = Path(os.environ.get("NEXUSKV_CONSOLE_PICTURES", ".bench/console"))
 WIDE, NARROW = 1280, 390
+# Names of columns beside the cells of folded tables that are longer than the room they have.
+COVERED_LABELS = """() => {
+  const pen = document.createElement("canvas").getContext("2d");
+  return [...document.querySelectorAll(".stacked td[data-label]")].filter((cell) => {
+    const label = getComputedStyle(cell, "::before");
+    if (label.position !== "absolute") return false;
+    pen.font = label.font;
+    const room = parseFloat(getComputedStyle(cell).paddingLeft);
+    return pen.measureText(cell.dataset.label).width > room;
+  }).map((cell) => cell.dataset.label);
+}"""
 SERIOUS = ("serious", "critical")
 ACTION_MS = 10_000
 
@@ -69,6 +80,8 @@ class Tab:
         """Nothing was complained of, nothing came from elsewhere, and nothing is cut off."""
         assert self.complaints == []
         assert self.foreign == []
+        covered = self.page.evaluate(COVERED_LABELS)
+        assert covered == [], f"labels lie over their values: {covered}"
         wide = self.page.evaluate("document.documentElement.scrollWidth - window.innerWidth")
         assert wide <= 0, f"the page is {wide} px wider than its window"
 

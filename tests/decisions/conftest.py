@@ -48,13 +48,17 @@ async def proxy(database_url: str) -> AsyncIterator[CuttingProxy]:
 
 
 @pytest.fixture
-async def proxied(database_url: str, proxy: CuttingProxy) -> AsyncIterator[Database]:
+def proxied_url(database_url: str, proxy: CuttingProxy) -> str:
     """The test's database, reached through the proxy."""
     url = make_url(normalise_url(database_url))
     query = {name: value for name, value in url.query.items() if name not in ("host", "port")}
     through = url.set(host="127.0.0.1", port=proxy.port, query=query | {"ssl": "disable"})
-    opened = Database(
-        through.render_as_string(hide_password=False), application_name="behind-proxy"
-    )
+    return through.render_as_string(hide_password=False)
+
+
+@pytest.fixture
+async def proxied(proxied_url: str) -> AsyncIterator[Database]:
+    """Likewise."""
+    opened = Database(proxied_url, application_name="behind-proxy")
     yield opened
     await opened.close()

@@ -50,6 +50,8 @@ class CuttingProxy:
         self.faults_done = 0
         # Runs once, when the server has the statement of a COPY and none of its rows.
         self.on_copy: Hook | None = None
+        # Likewise when the server has committed one, and the client does not know it yet.
+        self.on_committed: Hook | None = None
 
     async def __aenter__(self) -> Self:
         self._server = await asyncio.start_server(self._accept, "127.0.0.1", 0)
@@ -220,6 +222,9 @@ class _Link:
                 self._in_copy = False
             if self._committing and _COMMITTED in chunk:
                 self._committing = False
+                hook, self._proxy.on_committed = self._proxy.on_committed, None
+                if hook is not None:
+                    await hook()
                 if self._fault_is(Fault.CUT_AFTER_COMMIT):
                     self._done()
                     return

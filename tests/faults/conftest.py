@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.decisions.conftest import make_spooled, proxied, proxy
+from tests.decisions.conftest import make_spooled, proxied, proxied_url, proxy
 from tests.faults.faulty import FaultyService
 from tests.fixtures.database import TestServer, fast_directory
 
-__all__ = ["make_spooled", "proxied", "proxy"]
+__all__ = ["make_spooled", "proxied", "proxied_url", "proxy"]
 MakeService = Callable[..., FaultyService]
 
 

@@ -1,10 +1,15 @@
 """Connections that break around a COMMIT: whoever cannot know what became of it asks."""
 
 import asyncio
+import os
+import signal
+import sys
 
+import msgspec
 import pytest
 
 from app.db.session import Database
+from app.decisions.copier.main import CopierOrder
 from tests.decisions.conftest import MakeSpooled
 from tests.decisions.cutting_proxy import CuttingProxy, Fault
 from tests.decisions.rows import (
@@ -93,6 +98,47 @@ async def test_a_commit_that_arrives_after_its_connection_was_given_up(
     assert await spooled.stored()
     assert await stored_decisions(database) == [row.decision_id for row in decisions]
     assert await committed(database, spooled.writer_id) == 51
+    assert await gaps(database) == []
+    found = stored(database_url)
+    assert (found.unproven, found.wrong_sums) == ([], [])
+
+
+async def test_a_copier_killed_between_the_commit_and_its_acknowledgement(
+    *,
+    database: Database,
+    database_url: str,
+    proxied_url: str,
+    proxy: CuttingProxy,
+    make_spooled: MakeSpooled,
+) -> None:
+    """The next one finds in Postgres how far it had come, and stores nothing twice."""
+    spooled = make_spooled(database, batch_rows=20)
+    decisions = [a_decision() for _ in range(100)]
+    for decision in decisions:
+        spooled.spool.record(decision)
+    order = CopierOrder(str(spooled.directory), "error", 5.0, 5.0)
+    process = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "from app.decisions.copier.main import main; main()",
+        msgspec.json.encode(order).decode(),
+        stdin=asyncio.subprocess.PIPE,
+        env=os.environ | {"NEXUSKV_DATABASE_URL": proxied_url},
+    )
+
+    async def kill() -> None:
+        process.kill()
+        await process.wait()
+
+    proxy.on_committed = kill
+    assert await asyncio.wait_for(process.wait(), 60) == -signal.SIGKILL
+    there = await stored_decisions(database)
+    assert there
+    assert spooled.spool.committed == 0
+    spooled.start()
+    assert await spooled.stored()
+    assert await stored_decisions(database) == [row.decision_id for row in decisions]
+    assert await stored_numbers(database) == list(range(1, 101))
     assert await gaps(database) == []
     found = stored(database_url)
     assert (found.unproven, found.wrong_sums) == ([], [])

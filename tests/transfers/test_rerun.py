@@ -2,11 +2,15 @@
 
 from contextlib import ExitStack
 from itertools import product
+from pathlib import Path
 from typing import Any
 
 import httpx
 
-from tests.fixtures.wire import TOKENS
+from app.control.keys import Scope
+from tests.fixtures.database import TestServer, drop_or_fail
+from tests.fixtures.service import ServiceProcess, decisions_of
+from tests.fixtures.wire import TOKENS, error_code, lookup_body
 from tests.process.waiting import until
 from tests.transfers.conftest import new_tenant_name
 from tests.transfers.fleet import Fleet, Story
@@ -134,3 +138,91 @@ def test_what_cannot_be_made_again_says_why(fleet: Fleet, story: Story) -> None:
         assert says in answer.json()["detail"]
     unknown = fleet.client.get(f"/v1/decisions/{refused}/rerun", params={"policy": 10_000})
     assert (unknown.status_code, unknown.json()["code"]) == (404, "not_found")
+
+
+def test_a_longer_payload_in_the_place_of_a_charged_one(fleet: Fleet, operator: Operator) -> None:
+    """Only what is longer is asked for, and that is refused: now, and when it is judged again."""
+    operator.switch(variant("default", quota_admission_policy=LIMITED))
+    short = fleet.story(new_tenant_name()).ready()
+    long = fleet.story(short.tenant, payload_bytes=9_000, payload_id="longer")
+    long.upload()
+    long.register(entry_id="state-2", tokens=list(range(16)))
+    ids = []
+    for number, entry in enumerate(("state-1", "state-2")):
+        body = {
+            "transfer_id": f"to-one-{number}", "action": "prefetch", "tenant": short.tenant,
+            "entry_id": entry, "target_worker": "node-b", "payload_id": "same",
+        }  # fmt: skip
+        view = fleet.client.post("/v1/transfers", json=body).raise_for_status().json()
+        headers = {"x-nexuskv-decision-id": view["decision_id"]}
+        ids.append(stored_id(fleet, httpx.Response(200, headers=headers)))
+    done, refused = (again(fleet, one) for one in ids)
+    assert (done["same"], done["recorded"]["action"]) == (True, "transfer")
+    assert (refused["same"], refused["recorded"]["action"]) == (True, "skip")
+    assert refused["again"]["reason"] == "engine_policy"
+    short.target.delete("same")
+
+
+def test_an_option_that_another_import_used_was_never_planned_again(
+    fleet: Fleet, story: Story
+) -> None:
+    option = story.option()
+    assert story.materialize(option, story.sink()).status_code == 200
+    other = story.materialize(option, story.sink(), import_id="import-2")
+    assert error_code(other) == (409, "materialization_option_consumed")
+    answer = fleet.client.get(f"/v1/decisions/{stored_id(fleet, other)}/rerun")
+    assert (answer.status_code, answer.json()["code"]) == (409, "not_rerunnable")
+
+
+def test_who_may_ask_and_how(fleet: Fleet, story: Story) -> None:
+    path = f"/v1/decisions/{stored_id(fleet, story.lookup())}/rerun"
+    for query in ({"policy_version": "1"}, {"policy": "0"}, {"policy": "one"}):
+        assert fleet.client.get(path, params=query).status_code == 400
+    reader = {"authorization": f"Bearer {story.key(Scope.DECISIONS_READ)}"}
+    assert fleet.client.get(path, headers=reader).status_code == 200
+    # Another version is for who may read policies.
+    assert fleet.client.get(path, headers=reader, params={"policy": 1}).status_code == 403
+    stranger = fleet.service.key(Scope.DECISIONS_READ, tenants=("nobody",))
+    answer = fleet.client.get(path, headers={"authorization": f"Bearer {stranger}"})
+    assert answer.status_code == 404
+
+
+def test_every_backend_that_was_offered_is_a_candidate(fleet: Fleet, story: Story) -> None:
+    decision_id = stored_id(fleet, story.materialize(story.option(), story.sink()))
+    listed = fleet.client.get(f"/v1/decisions/{decision_id}").json()["candidates"]
+    assert [(one["name"], one["lost"]) for one in listed] == [
+        ("node-b/baseline_transport", None),
+        ("node-b/staged_copy", "lower_priority"),
+        ("recompute", "dearer"),
+    ]
+
+
+def test_a_decision_under_a_policy_file_that_was_replaced(
+    test_server: TestServer, tmp_path: Path
+) -> None:
+    """What a process was started with is kept: the next one may have another file."""
+    name, url = test_server.clone()
+    running = _started(url, tmp_path, "default")
+    with running.client() as client:
+        answer = client.post("/locus/v1/lookup", json=lookup_body("acme"))
+        decisions_of(client, 1, tenant="acme")
+    assert running.stop() == 0
+    running = _started(url, tmp_path, "latency-first")
+    with running.client() as client:
+        other = client.post("/locus/v1/lookup", json=lookup_body("acme"))
+        decisions_of(client, 2, tenant="acme")
+        now = client.get(f"/v1/decisions/{other.headers['x-nexuskv-decision-id']}").json()
+        decision_id = answer.headers["x-nexuskv-decision-id"]
+        found = client.get(f"/v1/decisions/{decision_id}/rerun").raise_for_status().json()
+    assert running.stop() == 0
+    drop_or_fail(test_server, name)
+    assert found["same"]
+    assert found["policy_version"].startswith("file:sha256:")
+    assert found["policy_version"] == found["recorded_policy_version"] != now["policy_version"]
+
+
+def _started(url: str, directory: Path, policy: str) -> ServiceProcess:
+    running = ServiceProcess(url, directory)
+    file = Path(__file__).resolve().parents[2] / "policies" / f"{policy}.yaml"
+    running.options = ("--policy", str(file))
+    return running.start()

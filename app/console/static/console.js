@@ -63,6 +63,8 @@
           label: name.textContent, stroke: colour(name.dataset.tone), width: 2,
           fill: kept.length === 1 ? colour(name.dataset.tone + "-tint") : undefined,
           value: (_, value) => words(value),
+          // A line needs two.
+          ...(data[0].length === 1 ? { points: { show: true, size: 7 } } : {}),
         })),
       ],
     }, shown, plot);

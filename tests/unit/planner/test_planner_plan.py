@@ -147,7 +147,7 @@ def test_what_nobody_said_is_uncertain_and_says_so() -> None:
     assert queue.deviation_us == PREFILL.recompute_us(1_000, 0)
     deep = target(queue_depth=2, queued_prefill_tokens=None)
     queue = plan(question(targets=(deep,))).chosen.priced.parts[1]
-    assert queue.value_us == PREFILL.recompute_us(2_000, 0) + 200
+    assert queue.value_us == 2 * PREFILL.recompute_us(1_000, 0) + 200
     assert queue.provenance is Provenance.DEFAULT
     guessed = plan(question(sources=(source(bytes_known=False),)))
     assert guessed.chosen.priced.parts[2].provenance is Provenance.DEFAULT
