@@ -13,10 +13,10 @@ from app.cli.options import failure
 from app.cli.trace_format import TraceError, read_trace
 from app.clock import seeded_random
 from app.errors import NexusError
-from app.evaluate.artefacts import table, winners, write
+from app.evaluate.artefacts import recoveries, table, winners, write
 from app.evaluate.fleet import Fleet, load_fleet
 from app.evaluate.measures import row
-from app.evaluate.run import evaluate
+from app.evaluate.run import SETTLED, evaluate, recover
 from app.evaluate.simulator import draw
 from app.policy.text import parse_document
 
@@ -46,7 +46,9 @@ def evaluate_command(
         if not requests:
             raise failure(f"{trace} has no request")
         found = evaluate(described, requests, console.print)
-        written = write(out, _config(trace, fleet, described, seed, len(requests)), found)
+        recovered = recover(described, requests, console.print) if len(requests) > SETTLED else []
+        config = _config(trace, fleet, described, seed, len(requests))
+        written = write(out, config, found, recovered)
     except OSError as error:
         raise failure(f"{error.filename or out}: {error.strerror}") from None
     except (TraceError, NexusError) as error:
@@ -56,6 +58,8 @@ def evaluate_command(
         return
     Console().print(Markdown(table(found)))
     typer.echo(winners(found))
+    if recovered:
+        Console().print(Markdown(recoveries(recovered)))
     typer.echo(f"written to {written[-1]}")
 
 

@@ -4,7 +4,8 @@ import asyncio
 import os
 import signal
 import socket
-from collections.abc import Iterator, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -234,9 +235,8 @@ def up_command(
         )
         # Until the server takes them over, these end it as Ctrl-C does: Postgres included. Raising
         # from here would do so in the middle of anything; asyncio knows how to take SIGINT.
-        interrupt = handled(lambda *_: signal.raise_signal(signal.SIGINT), terminations())
-        with interrupt, bind(listen) as bound:
-            _serve(asked, bound)
+        with _interrupts() as check, bind(listen) as bound:
+            _serve(asked, bound, check)
     except NexusError as error:
         raise database_failure(error, database_url) from None
     except (PostgresStartError, SchemaAheadError, OSError, ValueError) as error:
@@ -262,7 +262,26 @@ class _Asked:
     log_level: str
 
 
-def _serve(asked: _Asked, bound: socket.socket) -> None:
+@contextmanager
+def _interrupts() -> Iterator[Callable[[], None]]:
+    """SIGTERM and SIGHUP act as SIGINT, and are remembered: what an import or a destructor swallows
+    is raised again by whoever calls what this gives.
+    """
+    came = threading.Event()
+
+    def take(*_: object) -> None:
+        came.set()
+        signal.raise_signal(signal.SIGINT)
+
+    def check() -> None:
+        if came.is_set():
+            raise KeyboardInterrupt
+
+    with handled(take, terminations()):
+        yield check
+
+
+def _serve(asked: _Asked, bound: socket.socket, check: Callable[[], None]) -> None:
     """Everything up, until a signal; then everything down."""
     home = asked.home
     engines = engine_settings(os.environ)
@@ -271,6 +290,7 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
     engines["block_index_file"] = engines["block_index_file"] or home / _INDEX_FILE
     with _postgres(home, asked.database_url) as (url, embedded):
         asyncio.run(_prepare(url))
+        check()
         workers = _worker_settings(home)
         settings = Settings(
             database_url=url,
@@ -301,6 +321,7 @@ def _serve(asked: _Asked, bound: socket.socket) -> None:
                 directory=home,
                 ready_file=home / f"worker-{_WORKER_NODE}.json",
             )
+        check()
         try:
             run.run()
         finally:

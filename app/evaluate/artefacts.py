@@ -3,10 +3,12 @@
 import html
 import json
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
 from app.evaluate.measures import Measures, row
+from app.evaluate.run import SETTLED, WRONG, Recovery
 
 _NOTE: Final = (
     "Simulated: no figure here was measured on hardware. Baselines with knobs were tuned by grid"
@@ -27,14 +29,24 @@ _COLUMNS: Final = (
 )
 
 
-def write(directory: Path, config: dict[str, Any], found: Sequence[Measures]) -> list[Path]:
-    """`config.json`, `strategies.jsonl`, `table.md` and `report.html`. Raises OSError."""
+def write(
+    directory: Path,
+    config: dict[str, Any],
+    found: Sequence[Measures],
+    recovered: Sequence[Recovery],
+) -> list[Path]:
+    """`config.json`, `strategies.jsonl`, `calibration.jsonl`, `table.md` and `report.html`.
+
+    Raises OSError.
+    """
     directory.mkdir(parents=True, exist_ok=True)
+    told = [table(found), _NOTE, winners(found), *([recoveries(recovered)] if recovered else [])]
     contents = {
         "config.json": json.dumps(config, indent=2, sort_keys=True) + "\n",
         "strategies.jsonl": "".join(json.dumps(row(one)) + "\n" for one in found),
-        "table.md": table(found) + "\n\n" + _NOTE + "\n\n" + winners(found) + "\n",
-        "report.html": _page(config, found),
+        "calibration.jsonl": "".join(json.dumps(one._asdict()) + "\n" for one in recovered),
+        "table.md": "\n\n".join(told) + "\n",
+        "report.html": _page(config, found, recovered),
     }
     written = []
     for name, content in contents.items():
@@ -49,6 +61,19 @@ def table(found: Sequence[Measures]) -> str:
     lines = ["| strategy | " + " | ".join(title for _, title, _ in _COLUMNS) + " |"]
     lines.append("|---" * (len(_COLUMNS) + 1) + "|")
     lines += [f"| {one.strategy} | " + " | ".join(_cells(one)) + " |" for one in found]
+    return "\n".join(lines)
+
+
+def recoveries(recovered: Sequence[Recovery]) -> str:
+    """What calibration makes of profiles that are wrong, in Markdown."""
+    lines = [
+        f"| profile, {WRONG:g} times wrong | regret as it is | calibrated |",
+        "|---|---|---|",
+    ]
+    for one, other in pairwise(recovered):
+        if not one.calibrated:
+            lines.append(f"| {one.wrong} | {one.regret:.4f} | {other.regret:.4f} |")
+    lines.append(f"\nRegret of all but the first {SETTLED} requests.")
     return "\n".join(lines)
 
 
@@ -76,7 +101,7 @@ def _cells(one: Measures) -> list[str]:
     return ["–" if value is None else f"{value:,.{digits}f}" for value, digits in values]
 
 
-def _page(config: dict[str, Any], found: Sequence[Measures]) -> str:
+def _page(config: dict[str, Any], found: Sequence[Measures], recovered: Sequence[Recovery]) -> str:
     """One file, without anything from elsewhere: bars of the p95, and the table."""
     longest = max(one.ttft_p95_ms for one in found)
     bars = "".join(
@@ -93,6 +118,11 @@ def _page(config: dict[str, Any], found: Sequence[Measures]) -> str:
         + "</tr>"
         for one in found
     )
+    learnt = "".join(
+        f"<tr><th scope='row'>{one.wrong}{', calibrated' if one.calibrated else ''}</th>"
+        f"<td>{one.regret:.4f}</td></tr>"
+        for one in recovered
+    )
     return (
         '<!doctype html><html lang="en"><meta charset="utf-8"><title>NexusKV evaluation</title>'
         "<style>body{font:14px/1.5 system-ui,sans-serif;margin:2em;max-width:80em}"
@@ -100,6 +130,8 @@ def _page(config: dict[str, Any], found: Sequence[Measures]) -> str:
         "th[scope=row]{text-align:left}pre{background:#f5f6f8;padding:1em;overflow:auto}</style>"
         f"<h1>NexusKV evaluation</h1><p>{_NOTE}</p><h2>TTFT p95</h2><table>{bars}</table>"
         f"<h2>All figures</h2><table><tr><th scope='row'>strategy</th>{head}</tr>{body}</table>"
-        f"<p>{html.escape(winners(found))}</p><h2>Made from</h2>"
+        f"<p>{html.escape(winners(found))}</p>"
+        f"<h2>Regret with a profile {WRONG:g} times wrong</h2><table>{learnt}</table>"
+        f"<p>Of all but the first {SETTLED} requests.</p><h2>Made from</h2>"
         f"<pre>{html.escape(json.dumps(config, indent=2, sort_keys=True))}</pre></html>\n"
     )

@@ -1,6 +1,7 @@
 """An evaluation: every strategy on the same fleet and trace, the baselines at their best."""
 
 from collections.abc import Callable, Sequence
+from typing import Final, NamedTuple
 
 from msgspec import structs
 
@@ -10,15 +11,28 @@ from app.evaluate.simulator import Job, Request, Simulator, Strategy
 from app.evaluate.strategies import (
     BLOCK_WEIGHTS,
     TIER_WEIGHTS,
+    Calibrated,
     EngineLocal,
     HitDriven,
     Oracle,
     Planned,
     RecomputeAlways,
 )
+from app.planner.profile import Profile
 from app.planner.question import CostBounds
 
 Progress = Callable[[str], None]
+# By what factor a profile is wrong, and after how many requests it must be right again.
+WRONG: Final = 4.0
+SETTLED: Final = 500
+
+
+class Recovery(NamedTuple):
+    """Regret after SETTLED requests, as a part of the oracle's gain, of a wrong profile."""
+
+    wrong: str
+    calibrated: bool
+    regret: float
 
 
 def evaluate(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Measures]:
@@ -67,6 +81,48 @@ def compare(
             )
         )
     return found
+
+
+def recover(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Recovery]:
+    """Profiles that are wrong by WRONG, with calibration and without it; against the oracle."""
+    oracle = Simulator(fleet, Oracle()).run(requests)
+    always = Simulator(fleet, RecomputeAlways()).run(requests)
+    found = []
+    for what, profile in _wrong(fleet.profile):
+        listed: tuple[Planned, ...] = (Planned(profile), Calibrated(profile, "calibrated"))
+        for strategy in listed:
+            tell(f"simulating {what}, {'calibrated' if strategy is listed[1] else 'as it is'}")
+            jobs = Simulator(fleet, strategy).run(requests)
+            late_us = [_total_after(run, SETTLED) for run in (jobs, oracle, always)]
+            regret = (late_us[0] - late_us[1]) / max(late_us[2] - late_us[1], 1.0)
+            found.append(Recovery(what, strategy is listed[1], regret))
+    return found
+
+
+def _wrong(profile: Profile) -> list[tuple[str, Profile]]:
+    """The profile with its prefill, or its transfers, too slow or too quick."""
+    found = []
+    for word, factor in (("slow", WRONG), ("quick", 1 / WRONG)):
+        prefill = profile.prefill
+        told = structs.replace(
+            prefill,
+            schedule_us=prefill.schedule_us * factor,
+            per_token_us=prefill.per_token_us * factor,
+            per_pair_us=prefill.per_pair_us * factor,
+        )
+        found.append((f"prefill too {word}", structs.replace(profile, prefill=told)))
+        paths = tuple(
+            structs.replace(
+                path, latency_us=path.latency_us * factor, bytes_per_us=path.bytes_per_us / factor
+            )
+            for path in profile.paths
+        )
+        found.append((f"transfers too {word}", structs.replace(profile, paths=paths)))
+    return found
+
+
+def _total_after(jobs: Sequence[Job], number: int) -> float:
+    return sum(ttft_us(job) for job in jobs if job.request.number >= number)
 
 
 def _best(

@@ -54,8 +54,14 @@ class Job:
     ready_us: float
     new_tokens: int
     moved_bytes: float = 0.0
+    # How long the transfer took, and how many others ran when it began.
+    transfer_us: float = 0.0
+    sharing: int = 0
     first_token_us: float = 0.0
     reused_tokens: int = 0
+    # Of the prefill: how long it took, and how many tokens were decoding beside it.
+    prefill_us: float = 0.0
+    decoding_tokens: int = 0
 
 
 @dataclass(slots=True)
@@ -91,6 +97,9 @@ class Strategy(Protocol):
     def name(self) -> str: ...
 
     def choose(self, request: Request, world: "Simulator", /) -> Choice: ...
+
+    def observe(self, job: Job, /) -> None:
+        """What became of one, once its first token is there."""
 
 
 class Simulator:
@@ -159,7 +168,9 @@ class Simulator:
             moved = choice.reach_tokens - have
             job.new_tokens = request.tokens - min(choice.reach_tokens, request.tokens - 1)
             job.moved_bytes = moved * self.profile.default_bytes_per_token
-            job.ready_us = self.now_us + self.transfer_us(request, choice, moved)
+            job.transfer_us = self.transfer_us(request, choice, moved)
+            job.sharing = self.links.get(node_of(origin), node_of(choice.engine)).in_flight
+            job.ready_us = self.now_us + job.transfer_us
             self.links.begin(node_of(origin), node_of(choice.engine))
             self._at(job.ready_us, _READY, job, choice.engine)
         engine.waiting.append(job)
@@ -176,7 +187,9 @@ class Simulator:
         have = self.reach(job.request, place) if job.choice.reuse else 0
         job.reused_tokens = min(have, job.request.tokens - 1)
         engine.serving, engine.began_us = job, self.now_us
-        engine.until_us = self.now_us + self.prefill_us(job.request, engine, have)
+        job.decoding_tokens = engine.decoding_tokens
+        job.prefill_us = self.prefill_us(job.request, engine, have)
+        engine.until_us = self.now_us + job.prefill_us
         self._at(engine.until_us, _PREFILLED, job, place)
 
     def _advance(self, until_us: float) -> None:
@@ -201,6 +214,7 @@ class Simulator:
         engine, request = self.engines[place], job.request
         job.first_token_us = self.now_us
         self.done.append(job)
+        self._strategy.observe(job)
         engine.serving = None
         engine.decoding_tokens += request.tokens
         if job.choice.reuse:

@@ -4,15 +4,23 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from app.contract.enums import TierKind
-from app.evaluate.simulator import Choice, Request, Simulator, node_of
-from app.planner.choose import plan
+from app.evaluate.simulator import Choice, Job, Request, Simulator, node_of
+from app.planner.calibrate import NEW, Estimator, Part, calibrated, observed
+from app.planner.choose import Alternative, Plan, plan
 from app.planner.profile import Profile
 from app.planner.question import CostBounds, Question, Source, Target
 
 _DEVICE, _HOST = TierKind.DEVICE, TierKind.HOST_DRAM
 
 
-class RecomputeAlways:
+class _Blind:
+    """Learns nothing."""
+
+    def observe(self, _job: Job) -> None:
+        """What became of a request changes nothing."""
+
+
+class RecomputeAlways(_Blind):
     """The shortest queue, and nothing is reused."""
 
     name = "recompute always"
@@ -21,7 +29,7 @@ class RecomputeAlways:
         return Choice(_least_queued(world), reuse=False)
 
 
-class EngineLocal:
+class EngineLocal(_Blind):
     """The shortest queue; an engine reuses what its own device has."""
 
     name = "engine-local prefix cache"
@@ -30,7 +38,7 @@ class EngineLocal:
         return Choice(_least_queued(world))
 
 
-class HitDriven:
+class HitDriven(_Blind):
     """The shortest queue; the longest hit of the fleet is always brought there."""
 
     name = "hit-driven"
@@ -46,7 +54,7 @@ class HitDriven:
         return Choice(target, (longest, tier), reach)
 
 
-class BlockWeights:
+class BlockWeights(_Blind):
     """Dynamo's published cost: prefill blocks left after credit for overlap, and decode blocks. The
     lowest is taken; what its node's memory has beyond the device is loaded.
     """
@@ -69,7 +77,7 @@ class BlockWeights:
         return _with_host(world, place, device[place], anywhere[place])
 
 
-class TierWeights:
+class TierWeights(_Blind):
     """llm-d's score: of each leading block its best tier's weight (device 1, memory 0.8), as a part
     of all blocks; less the queue as a part of the longest, by a weight. The highest is taken.
     """
@@ -95,7 +103,7 @@ class TierWeights:
         return _with_host(world, place, device[place], anywhere[place])
 
 
-class Planned:
+class Planned(_Blind):
     """NexusKV's planner, unmodified, on a profile that may be wrong."""
 
     def __init__(self, profile: Profile, bounds: CostBounds | None = None, name: str = "") -> None:
@@ -104,24 +112,23 @@ class Planned:
         self._bounds = bounds or CostBounds()
 
     def choose(self, request: Request, world: Simulator) -> Choice:
+        return _choice(self._plan(request, world).chosen)
+
+    def _plan(self, request: Request, world: Simulator) -> Plan:
         block = world.fleet.block_tokens
         device, anywhere = world.caches.prefixes(request.blocks)
-        question = Question(
-            request.tokens,
-            tuple(
-                self._target(world, place, tokens * block) for place, tokens in enumerate(device)
-            ),
-            tuple(self._sources(device, anywhere, block)),
-            world.links,
-            bounds=self._bounds,
+        return plan(
+            Question(
+                request.tokens,
+                tuple(
+                    self._target(world, place, tokens * block)
+                    for place, tokens in enumerate(device)
+                ),
+                tuple(self._sources(device, anywhere, block)),
+                world.links,
+                bounds=self._bounds,
+            )
         )
-        chosen = plan(question).chosen
-        target = int(chosen.target.engine_id)
-        told = Choice(target, predicted_us=chosen.priced.total_us)
-        if chosen.source is None:
-            return told
-        origin = int(chosen.source.entry_id)
-        return told._replace(source=(origin, chosen.source.tier), reach_tokens=chosen.source.tokens)
 
     def _target(self, world: Simulator, place: int, local_tokens: int) -> Target:
         engine = world.engines[place]
@@ -148,7 +155,49 @@ class Planned:
                 yield Source(f"{place:02}", node_of(place), _HOST, far * block, each)
 
 
-class Oracle:
+class Calibrated(Planned):
+    """The same, whose profile follows what it observes; one request in `explores` takes a transfer
+    that is not thought to be worth it, where there is one: what is never done is never learnt.
+    """
+
+    def __init__(
+        self, profile: Profile, name: str, *, explores: int = 50, bounds: CostBounds | None = None
+    ) -> None:
+        super().__init__(profile, bounds, name)
+        self._base = profile
+        self._known: dict[Part, Estimator] = {}
+        self._explores = explores
+
+    def choose(self, request: Request, world: Simulator) -> Choice:
+        found = self._plan(request, world)
+        if request.number % self._explores == 0:
+            others = [one for one in found.alternatives if one.source is not None]
+            if found.chosen.source is None and others:
+                return _choice(others[0])
+        return _choice(found.chosen)
+
+    def observe(self, job: Job) -> None:
+        """Its prefill and its transfer, against what the profile as it was given says."""
+        base, request = self._base, job.request
+        have = job.reused_tokens
+        slowdown = 1 + base.decode_slowdown * job.decoding_tokens
+        computed = base.prefill.recompute_us(request.tokens - have, have) * slowdown
+        self._learn(None, base.prefill.schedule_us + computed, job.prefill_us)
+        if job.choice.source is not None and job.transfer_us:
+            origin, tier = job.choice.source
+            remote = origin != job.choice.engine
+            path = base.path(tier, remote=remote)
+            if path is not None:
+                moving = job.moved_bytes * (1 + job.sharing) / path.bytes_per_us
+                self._learn((tier, remote), path.latency_us + moving, job.transfer_us)
+        self.profile = calibrated(base, self._known)
+
+    def _learn(self, part: Part, predicted_us: float, observed_us: float) -> None:
+        before = self._known.get(part, NEW)
+        self._known[part] = observed(before, predicted_us, observed_us).estimator
+
+
+class Oracle(_Blind):
     """Makes the same choice with true costs and true queues: the end of its own prefill is the
     soonest. It does not know what comes later.
     """
@@ -186,6 +235,14 @@ class Oracle:
             wait = max(wait, world.transfer_us(request, choice, moved))
             have = choice.reach_tokens
         return wait + world.prefill_us(request, engine, have)
+
+
+def _choice(found: Alternative) -> Choice:
+    told = Choice(int(found.target.engine_id), predicted_us=found.priced.total_us)
+    if found.source is None:
+        return told
+    origin = int(found.source.entry_id)
+    return told._replace(source=(origin, found.source.tier), reach_tokens=found.source.tokens)
 
 
 def _least_queued(world: Simulator) -> int:

@@ -203,3 +203,25 @@ show(
 )
 for payload_id in (COPY, PAYLOAD):
     with_token("delete_payload", "DELETE", payload_id)
+
+# The same prompt, once the engines run another revision of the model.
+refused, headers = call(
+    "POST",
+    "/locus/v1/lookup",
+    {
+        "schema_version": BRIDGE,
+        "nexuskv_schema_version": "nexuskv.contract.v1",
+        "identity": query,
+        "locus_model_identity": {**state["validation"]["model_identity"], "model_revision": "next"},
+        "locus_input_semantic_identity": state["validation"]["input_semantic_identity"],
+        "input_fingerprint": "another prompt",
+    },
+    allow=(409,),
+)
+decision_id = headers["X-NexusKV-Decision-Id"]
+show(
+    "9. After an upgrade of the model the state is not reused; the console says why",
+    answer=refused["error"]["code"],
+    decision=decision_id,
+    console=f"{URL}/console/decisions/{decision_id}",
+)

@@ -38,7 +38,9 @@ def test_the_same_arguments_leave_the_same_files(trace: Path, tmp_path: Path) ->
         asked = ["evaluate", "--trace", str(trace), "--fleet", str(FLEET)]
         assert invoke(*asked, "--out", str(tmp_path / name)).exit_code == 0
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
-    assert files == ["config.json", "report.html", "strategies.jsonl", "table.md"]
+    assert files == [
+        "calibration.jsonl", "config.json", "report.html", "strategies.jsonl", "table.md",
+    ]  # fmt: skip
     for file in files:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
     page = (tmp_path / "one" / "report.html").read_text(encoding="utf-8")

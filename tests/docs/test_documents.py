@@ -103,11 +103,20 @@ def test_the_tour_tells_the_story_of_the_readme(up_with_worker):
         if name not in VARY and value:
             assert line in shown, line
     titles = [line for line in told if re.match(r"\d\. ", line)]
-    assert len(titles) == 8
+    assert len(titles) == 9
     assert all(title in readme for title in titles)
 
 
-VARY = {"transfer_us", "status", "result", "state_id", "decision", "option_id", "receipt"}
+VARY = {
+    "console",
+    "transfer_us",
+    "status",
+    "result",
+    "state_id",
+    "decision",
+    "option_id",
+    "receipt",
+}
 
 
 def test_the_tour_says_what_it_needs(service):

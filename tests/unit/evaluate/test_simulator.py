@@ -60,6 +60,9 @@ class Scripted:
     def choose(self, _request: Request, _world: Simulator) -> Choice:
         return next(self._choices)
 
+    def observe(self, _job: Job) -> None:
+        """It knows already."""
+
 
 def request(number: int, at_us: float, *blocks: int, tokens: int = 0) -> Request:
     return Request(number, at_us, tokens or 100 * len(blocks), 10, blocks, 1.0, 1.0)
