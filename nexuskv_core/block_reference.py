@@ -132,7 +132,8 @@ class BlockIndex:
     ) -> int | None:
         """Blocks that are there now, each the child of the one before; how many were not before.
 
-        `keys` has 16 bytes a name. `parent`: the name of the first one's parent in this stream.
+        `keys` has 16 bytes a name. `parent`: the name of the first one's parent in this stream, to
+        whose key the first key is chained.
         None, and nothing is stored, when no block has that name. A name that meant another block
         means this one from now on, and the other one is no longer there.
         """

@@ -35,7 +35,8 @@ preload="$(cc -print-file-name=libasan.so) $(cc -print-file-name=libubsan.so)"
     "$python" -m pytest -q -p no:cacheprovider -o addopts= -o timeout=1200 \
     -k "not resident_memory_is_flat" `# the sanitizer keeps what was freed` \
     tests/core/test_blocks.py tests/core/test_blocks_machine.py \
-    tests/core/test_blocks_beside_a_writer.py tests/core/test_side_by_side.py tests/core/test_scan.py)
+    tests/core/test_blocks_beside_a_writer.py tests/core/test_side_by_side.py tests/core/test_scan.py \
+    tests/core/test_plans.py)
 
 echo "== line coverage"
 copy .bench/core-coverage

@@ -60,7 +60,14 @@ class InStep(RuleBasedStateMachine):
     @rule(place=places, chain=chains, stretch=stretches)
     def store(self, place: int, chain: bytes, stretch: tuple[int, int]) -> None:
         holder = self.holders[place]
-        parent, keys, names = self._cut(chain, stretch, self.plain.stream_of(holder))
+        stream = self.plain.stream_of(holder)
+        parent, keys, names = self._cut(chain, stretch, stream)
+        if parent is not None:
+            at = chain.index(keys)
+            known = self.plain.key_of(stream, parent)
+            if known not in {None, chain[at - 16 : at]}:
+                # The name is another block's by now, and these keys are not chained to that one.
+                return
         self._both("store", holder, names, keys, parent=parent)
 
     @rule(place=places, chain=chains, stretch=stretches)

@@ -1,6 +1,5 @@
-"""The plan against all pairs priced one by one, and the compiled loop against the plain one."""
+"""The plan against all pairs priced one by one."""
 
-from array import array
 from collections import Counter
 from math import isclose, isfinite
 from typing import Any
@@ -14,8 +13,6 @@ from app.planner.links import Link, Links
 from app.planner.pricing import bringing, computing, waiting
 from app.planner.profile import Path, Prefill, Profile
 from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
-from nexuskv_core import best_sources
-from nexuskv_core.plan_reference import best_sources as plain_best_sources
 from tests.unit.planner.questions import PROFILE
 
 NODES = ("n1", "n2", "n3", "elsewhere")
@@ -165,36 +162,3 @@ def test_more_choice_is_never_worse(question: Question) -> None:
         least, least_fewer = found.chosen.priced.total_us, plan(fewer).chosen.priced.total_us
         open_now, open_fewer = all_pairs(question)[2], all_pairs(fewer)[2]
         assert least <= least_fewer * (1 + 1e-9) or open_now > open_fewer
-
-
-NUMBER = st.floats(0, 1e6)
-
-
-@st.composite
-def loops(draw: st.DrawFn) -> tuple[Any, ...]:
-    nodes, profiles = draw(st.integers(0, 3)), draw(st.integers(1, 2))
-
-    def rows(count: int, *fields: st.SearchStrategy[float]) -> "array[float]":
-        return array("d", [float(draw(field)) for _ in range(count) for field in fields])
-
-    node = st.integers(-3, nodes - 1)
-    flag = st.integers(0, 1)
-    targets = rows(
-        draw(st.integers(0, 3)), NUMBER, st.just(-1) | NUMBER, NUMBER, st.floats(1, 2), NUMBER,
-        st.floats(0, 1), PART, NUMBER, NUMBER, node, st.integers(0, profiles - 1),
-    )  # fmt: skip
-    sources = rows(
-        draw(st.integers(0, 4)), NUMBER, NUMBER, NUMBER, flag, flag, flag, node, st.integers(0, 4)
-    )
-    paths = rows(profiles * 10, NUMBER, st.just(0) | RATE, PART)
-    links = rows(nodes * nodes, NUMBER, st.just(0) | RATE, st.integers(0, 2), st.integers(0, 2))
-    rest = draw(
-        st.tuples(st.integers(1, 10**6), st.just(-1) | NUMBER, PART, NUMBER, st.just(0) | NUMBER)
-    )
-    return (targets, sources, paths, links, nodes, *map(float, rest))
-
-
-@settings(max_examples=400, deadline=None)
-@given(given_=loops())
-def test_the_compiled_loop_is_the_plain_one(given_: tuple[Any, ...]) -> None:
-    assert best_sources(*given_) == plain_best_sources(*given_)
