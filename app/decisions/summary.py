@@ -50,7 +50,7 @@ class Dimension(StrEnum):
 
 
 # What is known of a decision and not of what came of it.
-_OF_DECISIONS: Final = frozenset({Dimension.ACTION, Dimension.OUTCOME})
+_OF_DECISIONS: Final = frozenset({Dimension.OUTCOME})
 _LENGTHS: Final = {
     SummaryStep.MINUTE: timedelta(minutes=1),
     SummaryStep.HOUR: timedelta(hours=1),

@@ -146,9 +146,11 @@ def _values(question: RollupQuestion, spans: Sequence[Span]) -> dict[str, Any]:
 @lru_cache(maxsize=512)
 def _statement(shape: _Shape) -> Kept:
     of: Any = DecisionRollupRow if shape.table == "decisions" else OutcomeRollupRow
-    keys = [getattr(of, name) for name in shape.groups]
+    keys = [_dimension(of, name) for name in shape.groups]
+    named = [key.label(name) for key, name in zip(keys, shape.groups, strict=True)]
     if shape.by_bucket:
         keys.insert(0, of.bucket)
+        named.insert(0, of.bucket)
     sums = [] if shape.what == "histogram" else _SUMS[shape.table]()
     if shape.what != "sums":
         counts, label = (
@@ -158,10 +160,10 @@ def _statement(shape: _Shape) -> Kept:
         )
         sums.append(_histogram(counts, shape.used).label(label))
     statement = (
-        select(*keys, *sums)
+        select(*named, *sums)
         .where(
             or_(*(_within(of, number) for number in range(shape.spans))),
-            *(getattr(of, name) == bindparam(f"of_{name}") for name in shape.filters),
+            *(_dimension(of, name) == bindparam(f"of_{name}") for name in shape.filters),
         )
         .group_by(*keys)
         .order_by(*keys)
@@ -170,6 +172,26 @@ def _statement(shape: _Shape) -> Kept:
     if not shape.everyone:
         statement = statement.where(of.tenant == any_(bindparam("tenants", type_=ARRAY(Text))))
     return Kept(statement)
+
+
+# Outcomes have no action of their own: theirs follows from what was asked and how it ended. Whether
+# a materialize that fell back was to be computed again or skipped is not told: it counts as the
+# first, and nothing but its number is counted.
+_ACTION_OF_OUTCOME: Final = """CASE
+    WHEN kind = '' THEN ''
+    WHEN kind = 'lookup' THEN CASE status WHEN 'recomputed' THEN 'recompute' ELSE 'reuse' END
+    WHEN status = 'completed' OR kind = 'estimate' THEN 'transfer'
+    WHEN status = 'registered' THEN 'register'
+    WHEN status = 'fell_back' THEN CASE kind WHEN 'materialize' THEN 'recompute' ELSE 'skip' END
+    WHEN backend = '' THEN 'register'
+    ELSE 'transfer' END"""
+
+
+def _dimension(of: Any, name: str) -> Any:
+    """A column of the rollup, or what stands for it."""
+    if of is OutcomeRollupRow and name == "action":
+        return literal_column(_ACTION_OF_OUTCOME, Text)
+    return getattr(of, name)
 
 
 def _decision_sums() -> list[ColumnElement[Any]]:

@@ -146,7 +146,7 @@ class SummaryCell(BaseModel):
     rates: RatesView
     latency_us: LatencyView
     outcomes: OutcomesView | None = Field(
-        description="Null when asked by `action` or `outcome`, which outcomes do not have."
+        description="Null when asked by `outcome`, which outcomes do not have."
     )
     prediction: PredictionView | None = Field(description="Null as `outcomes`.")
 

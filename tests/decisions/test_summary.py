@@ -170,7 +170,7 @@ async def test_by_hour_and_group_cells_are_sparse_and_add_up(
     assert [cell["bucket"][11:16] for cell in by_minute] == ["01:10", "02:20", "02:30"]
 
 
-async def test_by_reason_null_stands_for_none_and_by_action_outcomes_are_not_known(
+async def test_by_reason_null_stands_for_none_and_outcomes_have_the_action_they_end_as(
     client: httpx.AsyncClient, database: Database
 ) -> None:
     decisions, outcomes = a_day()
@@ -186,10 +186,52 @@ async def test_by_reason_null_stands_for_none_and_by_action_outcomes_are_not_kno
         "reuse": 6,
         "transfer": 4,
     }
-    assert all(cell["outcomes"] is None is cell["prediction"] for cell in by_action)
+    told = {cell["group"]["action"]: cell["outcomes"] for cell in by_action}
+    # Three that arrived, one of them used; the fourth was computed again.
+    assert (told["transfer"]["count"], told["transfer"]["gain_us"]) == (4, 20_000)
+    assert (told["recompute"]["count"], told["recompute"]["gain_us"]) == (1, 0)
+    assert told["reuse"]["count"] == 0
+    rates = {cell["group"]["action"]: cell["rates"] for cell in by_action}
+    assert rates["transfer"]["useful_reuse"] == pytest.approx(1 / 3)
     (one,) = await cells(client, step="day", action="transfer", kind="materialize")
     assert (one["decisions"], one["lookups"]) == (4, 0)
     assert one["rates"]["logical_match"] is None
+    assert one["prediction"]["compared"] == 3
+    by_outcome = await cells(client, step="day", group_by="outcome")
+    assert all(cell["outcomes"] is None is cell["prediction"] for cell in by_outcome)
+
+
+@pytest.mark.parametrize(
+    ("kind", "status", "backend", "action"),
+    [
+        ("lookup", OutcomeStatus.CONSUMED, None, "reuse"),
+        ("lookup", OutcomeStatus.RECOMPUTED, None, "recompute"),
+        ("materialize", OutcomeStatus.COMPLETED, "baseline", "transfer"),
+        ("materialize", OutcomeStatus.CONSUMED, "baseline", "transfer"),
+        ("materialize", OutcomeStatus.REGISTERED, None, "register"),
+        ("materialize", OutcomeStatus.CONSUMED, None, "register"),
+        ("materialize", OutcomeStatus.FELL_BACK, "baseline", "recompute"),
+        ("prefetch", OutcomeStatus.COMPLETED, "baseline", "transfer"),
+        ("store", OutcomeStatus.FELL_BACK, None, "skip"),
+    ],
+)
+async def test_the_action_of_an_outcome(
+    client: httpx.AsyncClient,
+    database: Database,
+    *,
+    kind: str,
+    status: OutcomeStatus,
+    backend: str | None,
+    action: str,
+) -> None:
+    decision = decided(10, 1)
+    outcome = an_outcome(decision, kind=kind, status=status, backend=backend)
+    await store(database, [decision], [outcome])
+    found = await cells(client, step="day", group_by="action")
+    told = {cell["group"]["action"]: cell["outcomes"]["count"] for cell in found}
+    assert {name for name, count in told.items() if count} == {action}
+    (one,) = await cells(client, step="day", action=action, group_by="kind", kind=kind)
+    assert one["outcomes"]["count"] == 1
 
 
 async def test_a_key_sums_up_its_tenants_only(
