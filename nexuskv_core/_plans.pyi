@@ -11,4 +11,5 @@ def best_sources(
     deviations: float,
     min_gain_us: float,
     max_queue_us: float,
+    barred: ReadableBuffer,
 ) -> tuple[list[tuple[int, float, int, float, int]], list[int]]: ...

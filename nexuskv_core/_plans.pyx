@@ -20,7 +20,7 @@ cdef enum:
     OVERLOADED = 5
     DEADLINE = 6
     GAIN_UNCERTAIN = 7
-    OUTCOMES = 8
+    OUTCOMES = 11
 
 cdef double UNKNOWN = 1.0
 cdef double CONTENDED = 0.25
@@ -100,6 +100,7 @@ def best_sources(
     const double[::1] targets not None, const double[::1] sources not None,
     const double[::1] paths not None, const double[::1] links not None, int nodes,
     double prompt, double deadline_us, double deviations, double min_gain_us, double max_queue_us,
+    const unsigned char[::1] barred not None,
 ):
     """For each target the place and cost of the source that is soonest among those that may be
     used, and place, cost and outcome of the one that is among the others that have a cost (-1 for
@@ -110,7 +111,9 @@ def best_sources(
     fixed bytes, bytes known, partial, excluded, node, tier); a path (latency us, bytes a us,
     uncertainty) for each profile, tier and whether it is remote; a link (latency us, bytes a us, in
     flight, most in flight) from each node to each. A node below zero has none. An excluded source
-    is not looked at. ValueError where a place is beyond these.
+    is not looked at. `barred` is empty, or has for each target and each source 0, or as which
+    outcome (8 to 10 are the caller's) that pair ends without being priced. ValueError where a place
+    or an outcome is beyond these.
     """
     cdef Py_ssize_t target_count = targets.shape[0] // TARGET_FIELDS
     cdef Py_ssize_t source_count = sources.shape[0] // SOURCE_FIELDS
@@ -137,6 +140,11 @@ def best_sources(
         s = &sources[j * SOURCE_FIELDS]
         if not (s[6] < nodes and 0 <= s[7] < TIERS):
             raise ValueError("no such node or tier")
+    if barred.shape[0] and barred.shape[0] != target_count * source_count:
+        raise ValueError("pairs are not each target with each source")
+    for j in range(barred.shape[0]):
+        if barred[j] >= OUTCOMES:
+            raise ValueError("no such outcome")
     for outcome in range(OUTCOMES):
         counts[outcome] = 0
     best = []
@@ -148,6 +156,9 @@ def best_sources(
         for j in range(source_count):
             s = &sources[j * SOURCE_FIELDS]
             if s[5]:
+                continue
+            if barred.shape[0] and barred[i * source_count + j]:
+                counts[barred[i * source_count + j]] += 1
                 continue
             outcome = priced(&q, t, s, path_at, link_at, &total_us)
             counts[outcome] += 1

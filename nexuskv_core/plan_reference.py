@@ -5,7 +5,7 @@ from math import sqrt
 
 TARGET_FIELDS, SOURCE_FIELDS, PATH_FIELDS, LINK_FIELDS, TIERS = 11, 8, 3, 4, 5
 USABLE, NOT_LONGER, NO_PATH, LINK_BUSY, NO_CAPACITY, OVERLOADED, DEADLINE, GAIN_UNCERTAIN = range(8)
-_OUTCOMES = 8
+_OUTCOMES = 11
 _NONE = (-1.0, -1, USABLE)
 _UNKNOWN, _CONTENDED, _MAX_US = 1.0, 0.25, 1e15
 
@@ -23,6 +23,7 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
     deviations: float,
     min_gain_us: float,
     max_queue_us: float,
+    barred: Sequence[int],
 ) -> tuple[list[tuple[int, float, int, float, int]], list[int]]:
     """As `_plans.best_sources`, which tells of the fields."""
     counts, best = [0] * _OUTCOMES, []
@@ -30,7 +31,12 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
     source_rows = _rows(sources, SOURCE_FIELDS)
     if nodes < 0 or len(links) != nodes * nodes * LINK_FIELDS:
         raise ValueError("links are not from each node to each")
-    for target in _rows(targets, TARGET_FIELDS):
+    target_rows = _rows(targets, TARGET_FIELDS)
+    if barred and len(barred) != len(target_rows) * len(source_rows):
+        raise ValueError("pairs are not each target with each source")
+    if any(outcome >= _OUTCOMES for outcome in barred):
+        raise ValueError("no such outcome")
+    for at, target in enumerate(target_rows):
         if not (target[9] < nodes and 0 <= target[10] < len(path_rows) // (2 * TIERS)):
             raise ValueError("no such node or profile")
         found: dict[bool, tuple[float, int, int]] = {}
@@ -38,6 +44,9 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
             if not (source[6] < nodes and 0 <= source[7] < TIERS):
                 raise ValueError("no such node or tier")
             if source[5]:
+                continue
+            if barred and (ended := barred[at * len(source_rows) + place]):
+                counts[ended] += 1
                 continue
             remote = source[6] != target[9]
             path = path_rows[2 * (TIERS * int(target[10]) + int(source[7])) + remote]

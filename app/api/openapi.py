@@ -7,7 +7,7 @@ from pydantic.json_schema import models_json_schema
 
 from app.api.state_schemas import RegisterProblem, StateBatch
 from app.contract.registration import Registration
-from app.policy.document import ExecutionPolicy
+from app.policy.document import ExecutionPolicyV1, ExecutionPolicyV2
 
 _REF: Final = "#/components/schemas/"
 # The bridge's models have some of the contract's names.
@@ -37,7 +37,7 @@ def add_policies(document: dict[str, Any]) -> dict[str, Any]:
     """The OpenAPI document with the body of a policy, and how answers lead to a version."""
     components = document.setdefault("components", {}).setdefault("schemas", {})
     _, schemas = msgspec.json.schema_components(
-        [ExecutionPolicy], ref_template=f"{_REF}{POLICY_PREFIX}{{name}}"
+        [ExecutionPolicyV1, ExecutionPolicyV2], ref_template=f"{_REF}{POLICY_PREFIX}{{name}}"
     )
     plain = msgspec.json.decode(msgspec.json.encode(schemas))
     components.update({POLICY_PREFIX + name: schema for name, schema in plain.items()})

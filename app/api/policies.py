@@ -35,7 +35,12 @@ from app.dependencies import (
 from app.errors import ErrorCode, FieldError, NexusError
 from app.paging import decode_cursor, encode_cursor
 from app.policy.advice import warnings
-from app.policy.document import ExecutionPolicy, canonical_bytes
+from app.policy.document import (
+    ExecutionPolicy,
+    ExecutionPolicyV1,
+    ExecutionPolicyV2,
+    canonical_bytes,
+)
 from app.policy.provider import PolicyProvider
 from app.policy.repository import Activation, PolicySummary, StoredPolicy
 from app.policy.store import NO_ACTIVATION, PolicyStore, no_policy
@@ -317,6 +322,9 @@ def _stored_warnings(stored: StoredPolicy) -> list[WarningView]:
 
 def _document_body() -> dict[str, Any]:
     """Bodies are decoded by the policy's own reader; this publishes what they hold."""
-    reference = {"$ref": f"#/components/schemas/{POLICY_PREFIX}{ExecutionPolicy.__name__}"}
-    content = {media_type: {"schema": reference} for media_type in MEDIA_TYPES}
+    of_versions = [
+        {"$ref": f"#/components/schemas/{POLICY_PREFIX}{version.__name__}"}
+        for version in (ExecutionPolicyV1, ExecutionPolicyV2)
+    ]
+    content = {media_type: {"schema": {"oneOf": of_versions}} for media_type in MEDIA_TYPES}
     return {"requestBody": {"required": True, "content": content}}

@@ -6,6 +6,7 @@ schema and not two.
 """
 
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -79,6 +80,18 @@ def refusal(noun: str, found: Sequence[FieldError], internal: str | None = None)
     more = f" (and {len(found) - 1} more findings)" if len(found) > 1 else ""
     message = f"The {noun} is not acceptable: {first.pointer or '/'} {first.detail}{more}"
     return NexusError(code, message, errors=found, internal=internal)
+
+
+def not_finite(value: object, at: str) -> Findings:
+    """Numbers in a decoded document that are none: a NaN passes every bound."""
+    if isinstance(value, float) and not math.isfinite(value):
+        yield _invalid(at, "must be a finite number")
+    elif isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from not_finite(item, pointer_to(at, key))
+    elif isinstance(value, list):
+        for number, item in enumerate(value):
+            yield from not_finite(item, f"{at}/{number}")
 
 
 def pointer_to(pointer: str, part: str | int) -> str:

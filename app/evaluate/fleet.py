@@ -4,8 +4,8 @@ from typing import Annotated, Any, Final, Literal
 
 from msgspec import Meta, Struct
 
-from app.contract.findings import Shape, refusal
-from app.planner.profile import NO_DOCUMENT, Positive, Profile, Relative, Text, not_finite
+from app.contract.findings import Shape, not_finite, refusal
+from app.planner.profile import NO_DOCUMENT, Positive, Profile, Relative, Text
 from app.planner.profile import NotNegative as Span
 
 MAX_ENGINES: Final = 64

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from app.contract.enums import TierKind
 from app.planner.pricing import Waiting
-from app.planner.question import PlanExclusion, Question, Source, Target
+from app.planner.question import PAIR_EXCLUSIONS, PlanExclusion, Question, Source, Target
 from nexuskv_core import best_sources
 
 _TIERS: Final = {tier: place for place, tier in enumerate(TierKind)}
@@ -24,6 +24,7 @@ _OUTCOMES: Final = (
     PlanExclusion.OVERLOADED,
     PlanExclusion.DEADLINE,
     PlanExclusion.GAIN_UNCERTAIN,
+    *PAIR_EXCLUSIONS,
 )
 
 
@@ -73,6 +74,7 @@ def priced_pairs(
         bounds.deviations,
         bounds.min_gain_us,
         bounds.max_queue_us,
+        _barred(question, targets),
     )
     for outcome, count in zip(_OUTCOMES, outcomes, strict=True):
         if count:
@@ -126,6 +128,19 @@ def _source_rows(sources: Sequence[Source], nodes: "_Nodes") -> "array[float]":
             )
         )
     return rows
+
+
+def _barred(question: Question, targets: Sequence[Target]) -> bytes:
+    """An outcome for each pair of a target that may be used and a source; empty without any."""
+    if not question.barred:
+        return b""
+    places = {id(target): at for at, target in enumerate(targets)}
+    found = bytearray(len(targets) * len(question.sources))
+    for (at, source), exclusion in question.barred.items():
+        place = places.get(id(question.targets[at]))
+        if place is not None:
+            found[place * len(question.sources) + source] = _OUTCOMES.index(exclusion)
+    return bytes(found)
 
 
 class _Nodes(dict[str, int]):

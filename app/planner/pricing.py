@@ -1,7 +1,8 @@
 """The cost of one alternative, term by term, in microseconds. Pure.
 
     T_cache   = lookup + queue + visible transfer + restore + sync + schedule + recompute(tail)
-    T_compute = queue + schedule + recompute(all that the target has not)
+                + interference
+    T_compute = queue + schedule + recompute(all that the target has not) + interference
     visible transfer = max(0, transfer - what of it passes while the request waits in the queue)
 
 Prefill beside running decodes is slower by a part for each of their tokens (interference). Standard
@@ -46,6 +47,8 @@ class Priced(NamedTuple):
     moved_bytes: float
     tail_tokens: int
     parts: tuple[Part, ...]
+    # All of it, also what the queue hides.
+    transfer_us: float = 0.0
 
 
 class Waiting(NamedTuple):
@@ -88,13 +91,12 @@ def computing(question: Question, target: Target, wait: Waiting) -> Priced:
     """What the target has not is computed."""
     prefill = target.profile.prefill
     have = min(target.local_tokens, question.tokens - 1)
-    recompute = prefill.recompute_us(question.tokens - have, have) * wait.slowdown
     parts = (
         wait.queue,
         Part("schedule", prefill.schedule_us, 0.0, Provenance.PROFILE),
-        Part("recompute", recompute, prefill.uncertainty * recompute, Provenance.PROFILE),
+        *_prefilling(target, wait, question.tokens - have, have),
     )
-    total = sum(part.value_us for part in parts)
+    total = computing_us(question, target, wait)
     return Priced(total, 0.0, 0.0, 0.0, question.tokens - have, parts)
 
 
@@ -179,9 +181,22 @@ def _priced(  # noqa: PLR0917 - of one caller, which has them all
         Part("restore", profile.restore_us, 0.0, _PROFILE),
         Part("sync", profile.sync_us, 0.0, _PROFILE),
         Part("schedule", prefill.schedule_us, 0.0, _PROFILE),
-        Part("recompute", tail, prefill.uncertainty * tail, _PROFILE),
+        *_prefilling(target, wait, tail_tokens, tokens),
     )
     total = queue.value_us + visible + profile.overhead_us + tail
     saved = prefill.recompute_us(tokens - have, have) * wait.slowdown
     deviation = sqrt(took_deviation**2 + (prefill.uncertainty * saved) ** 2)
-    return Priced(total, compute.total_us - total, deviation, moved, tail_tokens, parts)
+    return Priced(total, compute.total_us - total, deviation, moved, tail_tokens, parts, took)
+
+
+def _prefilling(target: Target, wait: Waiting, tokens: int, context: int) -> tuple[Part, Part]:
+    """Computing so many tokens in such a context, and by how much decodes make it slower."""
+    prefill = target.profile.prefill
+    alone = prefill.recompute_us(tokens, context)
+    known = target.running_decode_tokens is not None
+    source = _PROFILE if known else Provenance.UNKNOWN
+    slower = alone * (wait.slowdown - 1)
+    return (
+        Part("recompute", alone, prefill.uncertainty * alone, _PROFILE),
+        Part("interference", slower, prefill.uncertainty * slower, source),
+    )

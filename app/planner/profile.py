@@ -4,7 +4,6 @@ Times are microseconds, bandwidths bytes a microsecond (1,000 are 1 GB/s). An `u
 standard deviation as a part of the value.
 """
 
-import math
 from functools import cached_property
 from hashlib import sha256
 from typing import Annotated, Any, Final, Literal
@@ -13,7 +12,7 @@ import msgspec
 from msgspec import Meta, Struct
 
 from app.contract.enums import TierKind, TransferBackend
-from app.contract.findings import Shape, refusal
+from app.contract.findings import Shape, not_finite, refusal
 from app.contract.limits import Name
 from app.errors import ErrorCode, FieldError
 
@@ -122,14 +121,3 @@ def canonical_bytes(profile: Profile) -> bytes:
 
 
 NO_DOCUMENT: Final = FieldError("", ErrorCode.INVALID_BODY, "is not a mapping")
-
-
-def not_finite(value: object, at: str) -> list[FieldError]:
-    """A NaN passes every bound."""
-    if isinstance(value, float) and not math.isfinite(value):
-        return [FieldError(at, ErrorCode.INVALID_FIELD, "must be a finite number")]
-    if isinstance(value, dict):
-        return [one for key, item in value.items() for one in not_finite(item, f"{at}/{key}")]
-    if isinstance(value, list):
-        return [one for n, item in enumerate(value) for one in not_finite(item, f"{at}/{n}")]
-    return []

@@ -1,5 +1,8 @@
 """What a plan is made from: the request, where it may run, and where state of it lies. Pure."""
 
+from collections.abc import Mapping
+from typing import Final
+
 from msgspec import Struct
 
 from app.contract.enums import TierKind, Word
@@ -32,6 +35,14 @@ class PlanExclusion(Word):
     GAIN_UNCERTAIN = "gain_uncertain"
     # Another alternative is ready sooner.
     SLOWER = "slower"
+
+
+# What may keep a single pair apart.
+PAIR_EXCLUSIONS: Final = (
+    PlanExclusion.POLICY_DENIED,
+    PlanExclusion.INCOMPATIBLE,
+    PlanExclusion.QUOTA,
+)
 
 
 class CostBounds(Struct, frozen=True):
@@ -89,3 +100,5 @@ class Question(Struct, frozen=True):
     links: Links = NO_LINKS
     deadline_us: float | None = None
     bounds: CostBounds = CostBounds()
+    # Of pairs, by the places of target and source: what keeps them apart.
+    barred: Mapping[tuple[int, int], PlanExclusion] = {}

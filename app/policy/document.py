@@ -1,12 +1,13 @@
-"""`nexuskv.execution_policy.v1`: what operators write to say how state may be moved. Pure.
+"""`nexuskv.execution_policy`: what operators write to say how state may be moved. Pure.
 
-An empty `allowed_*` list means unrestricted, a quota limit of 0 unlimited.
+An empty `allowed_*` list means unrestricted, a limit of 0 unlimited. `v2` says all that `v1` does,
+and what planning needs; a `v1` document is read as it always was, and has the defaults of the rest.
 """
 
 from enum import StrEnum
 from functools import cached_property
 from hashlib import sha256
-from itertools import islice
+from itertools import chain, islice
 from typing import Annotated, Literal
 
 import msgspec
@@ -19,7 +20,7 @@ from app.contract.enums import (
     TransferBackend,
     Word,
 )
-from app.contract.findings import MAX_FINDINGS, Shape, refusal
+from app.contract.findings import MAX_FINDINGS, Shape, not_finite, refusal
 from app.contract.limits import U63, Name
 from app.policy.consistency import inconsistencies, with_value
 from app.policy.text import parse_document
@@ -111,18 +112,55 @@ class BackendOverlay(Struct, frozen=True, forbid_unknown_fields=True, omit_defau
 
 
 Overlays = Annotated[dict[Name, BackendOverlay], Meta(max_length=64)]
-HistoryDurability = dict[
+_Kept = Literal["group", "spooled"]
+HistoryDurabilityV1 = dict[
     Literal["lookup", "estimate", "materialize", "prefetch", "store"],
-    Literal["group", "spooled"],
+    _Kept,
 ]
+HistoryDurability = dict[
+    Literal["lookup", "estimate", "materialize", "prefetch", "store", "plan"],
+    _Kept,
+]
+Deviations = Annotated[float, Meta(ge=0, le=10)]
+Step = Annotated[float, Meta(gt=1, le=10)]
+ExplorationShare = Annotated[float, Meta(ge=0, le=0.1)]
+Share = Annotated[float, Meta(gt=0, le=1)]
+Probability = Annotated[float, Meta(ge=0, le=1)]
 
 
-class ExecutionPolicy(
-    Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True
-):
-    """One policy document, whole."""
+class CostBoundsPolicy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """When state is worth bringing, and how far profiles may follow what is observed.
 
-    schema_version: Literal["nexuskv.execution_policy.v1"]
+    The gain less `deviations` of its standard deviations must be more than `min_gain_us`. A target
+    whose queue is longer than `max_queue_us` is taken only where all are. One observation changes a
+    coefficient by the factor `max_calibration_step` at most. Of requests that would compute what
+    could be brought, `exploration_share` bring it all the same, so that its cost is learnt.
+    """
+
+    deviations: Deviations = 1.0
+    min_gain_us: U63 = 0
+    max_queue_us: U63 = 0
+    max_calibration_step: Step = 1.25
+    exploration_share: ExplorationShare = 0.0
+
+
+class PrefetchBudgetsPolicy(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """What of a tenant's prefetches may be on its way at a time: bytes, and bytes a microsecond
+    (1,000 are 1 GB/s); which part of a tier's capacity they may fill; and how likely their use must
+    be at least.
+    """
+
+    max_bytes_in_flight: U63 = 0
+    max_bytes_per_us: U63 = 0
+    max_tier_share: Share = 1.0
+    min_use_probability: Probability = 0.0
+
+
+class _Common(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True, dict=True):
+    """What every version says."""
+
+    # First, since a foreign one explains all that follows.
+    schema_version: Literal["nexuskv.execution_policy.v1", "nexuskv.execution_policy.v2"]
     enabled_transfer_backends: Backends
     backend_priority_order: Backends
     allowed_source_tiers: Tiers
@@ -134,8 +172,22 @@ class ExecutionPolicy(
     tenant_namespace_policy: TenantNamespacePolicy
     quota_admission_policy: QuotaAdmissionPolicy
     backend_overlays: Overlays = {}
+
+
+class ExecutionPolicyV1(_Common, frozen=True):
+    """A document of the first version, as it is published."""
+
+    schema_version: Literal["nexuskv.execution_policy.v1"]
+    history_durability: HistoryDurabilityV1 = {}
+
+
+class ExecutionPolicy(_Common, frozen=True):
+    """One policy, whole, of whichever version its document is."""
+
     # By kind of decision; see app.decisions.record.Durability.
     history_durability: HistoryDurability = {}
+    cost_bounds: CostBoundsPolicy = CostBoundsPolicy()
+    prefetch_budgets: PrefetchBudgetsPolicy = PrefetchBudgetsPolicy()
 
     @cached_property
     def content_sha256(self) -> str:
@@ -148,7 +200,16 @@ class ExecutionPolicy(
         return f"sha256:{self.content_sha256[:_VERSION_HEX_DIGITS]}"
 
 
+class ExecutionPolicyV2(ExecutionPolicy, frozen=True):
+    """A document of the second version, as it is published."""
+
+    schema_version: Literal["nexuskv.execution_policy.v2"]
+
+
+_V2 = "nexuskv.execution_policy.v2"
 _SHAPE = Shape(ExecutionPolicy, "execution policy")
+_SHAPE_V1 = Shape(ExecutionPolicyV1, _SHAPE.noun)
+_SHAPE_V2 = Shape(ExecutionPolicyV2, _SHAPE.noun)
 _ENCODER = msgspec.json.Encoder(order="sorted")
 
 
@@ -159,8 +220,10 @@ def load_policy(text: bytes | str) -> ExecutionPolicy:
     that stands there; REQUEST_TOO_LARGE or INVALID_BODY for what is no document at all.
     """
     document = parse_document(text)
-    found = list(_SHAPE.findings(document))
-    found += islice(inconsistencies(document), MAX_FINDINGS - len(found))
+    second = isinstance(document, dict) and document.get("schema_version") == _V2
+    found = list((_SHAPE_V2 if second else _SHAPE_V1).findings(document))
+    further = chain(inconsistencies(document), not_finite(document, ""))
+    found += islice(further, MAX_FINDINGS - len(found))
     if found or not isinstance(document, dict):
         raise refusal(_SHAPE.noun, [with_value(finding, document) for finding in found])
     return _SHAPE.accept(document)

@@ -36,7 +36,10 @@ def loops(draw: st.DrawFn) -> tuple[Any, ...]:
     rest = draw(
         st.tuples(st.integers(1, 10**6), st.just(-1) | NUMBER, PART, NUMBER, st.just(0) | NUMBER)
     )
-    return (targets, sources, paths, links, nodes, *map(float, rest))
+    pairs = (len(targets) // 11) * (len(sources) // 8)
+    outcome = st.sampled_from([0, 0, 8, 9, 10])
+    barred = bytes(draw(st.just([]) | st.lists(outcome, min_size=pairs, max_size=pairs)))
+    return (targets, sources, paths, links, nodes, *map(float, rest), barred)
 
 
 @settings(max_examples=400, deadline=None)
@@ -53,10 +56,21 @@ def test_a_place_that_is_none_is_refused(nodes: int, node: int, profile: int, ti
     sources = array("d", [1, 1, 0, 1, 1, 0, node, tier])
     paths, links = array("d", [1.0] * 30), array("d", [0.0] * 4 * nodes * nodes)
     with pytest.raises(ValueError, match="no such"):
-        best_sources(targets, sources, paths, links, nodes, 10, -1, 1, 0, 0)
+        best_sources(targets, sources, paths, links, nodes, 10, -1, 1, 0, 0, b"")
 
 
 def test_links_that_are_no_table_are_refused() -> None:
     nothing = array("d")
     with pytest.raises(ValueError, match="each node"):
-        best_sources(nothing, nothing, nothing, array("d", [1.0]), 1, 10, -1, 1, 0, 0)
+        best_sources(nothing, nothing, nothing, array("d", [1.0]), 1, 10, -1, 1, 0, 0, b"")
+
+
+@pytest.mark.parametrize(
+    ("barred", "fault"), [(b"\x08\x08", "each target"), (b"\x0b", "no such outcome")]
+)
+@pytest.mark.parametrize("loop", [best_sources, plain_best_sources])
+def test_pairs_that_are_none_are_refused(loop: Any, barred: bytes, fault: str) -> None:
+    targets = array("d", [0, -1, 0, 1, 1, 0, 0, 0, 1, -1, 0])
+    sources = array("d", [1, 1, 0, 1, 1, 0, -1, 0])
+    with pytest.raises(ValueError, match=fault):
+        loop(targets, sources, array("d", [1.0] * 30), array("d"), 0, 10, -1, 1, 0, 0, barred)

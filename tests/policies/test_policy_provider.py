@@ -174,7 +174,7 @@ async def test_staleness_grows_only_while_postgres_is_away(proxied, proxy) -> No
 @pytest.mark.parametrize(
     ("document", "digest", "reason"),
     [
-        ('{"schema_version":"nexuskv.execution_policy.v2"}', None, "schema_version"),
+        ('{"schema_version":"nexuskv.execution_policy.v3"}', None, "schema_version"),
         ("not a policy", None, "execution policy"),
         (text(5), b"x" * 32, "digest"),
     ],

@@ -108,7 +108,7 @@ def test_a_taken_port(invoke: Invoke, command) -> None:
         ("{", "neither YAML nor JSON"),
         ("[]", "policy"),
         ("schema_version: nexuskv.execution_policy.v1\nsurprise: 1\n", "/surprise"),
-        ("schema_version: nexuskv.execution_policy.v2\n", "schema_version"),
+        ("schema_version: nexuskv.execution_policy.v3\n", "schema_version"),
     ],
 )
 def test_a_bad_policy(invoke: Invoke, tmp_path: Path, command, content, says) -> None:

@@ -30,6 +30,7 @@ def test_state_elsewhere_is_brought_and_the_tail_computed() -> None:
         "schedule": 100.0,
         # 1,000 tokens behind 4,000: 20 us each, and 0.001 for each of 4,500,000 pairs.
         "recompute": 1_000 * 20.0 + 0.001 * (1_000 * 4_000 + 1_000**2 / 2),
+        "interference": 0.0,
     }
     assert found.chosen.priced.total_us == sum(parts(found).values())
     assert found.fallback.action is PlanAction.RECOMPUTE
