@@ -103,8 +103,9 @@ def best_sources(
     const unsigned char[::1] barred not None,
 ):
     """For each target the place and cost of the source that is soonest among those that may be
-    used, and place, cost and outcome of the one that is among the others that have a cost (-1 for
-    none); and how many pairs ended as which outcome.
+    used, and place, cost and outcome of the one that is among those that are only late or
+    overloaded, and among the others that have a cost (-1 for none); and how many pairs ended as
+    which outcome.
 
     A target is (local tokens, free tokens or -1, queue us, slowdown, us a token, us a pair,
     uncertainty, overhead us, computing us, node, profile); a source (tokens, bytes a token,
@@ -120,9 +121,9 @@ def best_sources(
     cdef Py_ssize_t profiles = paths.shape[0] // (2 * TIERS * PATH_FIELDS)
     cdef Py_ssize_t i, j
     cdef long counts[OUTCOMES]
-    cdef long usable, other
-    cdef int outcome, other_outcome
-    cdef double total_us, usable_us, other_us
+    cdef long usable, late, other
+    cdef int outcome, late_outcome, other_outcome
+    cdef double total_us, usable_us, late_us, other_us
     cdef const double* t
     cdef const double* s
     cdef const double* link_at = &links[0] if links.shape[0] else NULL
@@ -150,9 +151,9 @@ def best_sources(
     best = []
     for i in range(target_count):
         t = &targets[i * TARGET_FIELDS]
-        usable = other = -1
-        usable_us = other_us = -1
-        other_outcome = USABLE
+        usable = late = other = -1
+        usable_us = late_us = other_us = -1
+        late_outcome = other_outcome = USABLE
         for j in range(source_count):
             s = &sources[j * SOURCE_FIELDS]
             if s[5]:
@@ -165,7 +166,12 @@ def best_sources(
             if outcome == USABLE:
                 if usable < 0 or total_us < usable_us:
                     usable, usable_us = j, total_us
+            elif outcome == OVERLOADED or outcome == DEADLINE:
+                if late < 0 or total_us < late_us:
+                    late, late_us, late_outcome = j, total_us, outcome
             elif total_us >= 0 and (other < 0 or total_us < other_us):
                 other, other_us, other_outcome = j, total_us, outcome
-        best.append((usable, usable_us, other, other_us, other_outcome))
+        best.append(
+            (usable, usable_us, late, late_us, late_outcome, other, other_us, other_outcome)
+        )
     return best, [counts[outcome] for outcome in range(OUTCOMES)]

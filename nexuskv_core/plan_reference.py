@@ -24,7 +24,7 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
     min_gain_us: float,
     max_queue_us: float,
     barred: Sequence[int],
-) -> tuple[list[tuple[int, float, int, float, int]], list[int]]:
+) -> tuple[list[tuple[int, float, int, float, int, int, float, int]], list[int]]:
     """As `_plans.best_sources`, which tells of the fields."""
     counts, best = [0] * _OUTCOMES, []
     path_rows, link_rows = _rows(paths, PATH_FIELDS), _rows(links, LINK_FIELDS)
@@ -39,7 +39,7 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
     for at, target in enumerate(target_rows):
         if not (target[9] < nodes and 0 <= target[10] < len(path_rows) // (2 * TIERS)):
             raise ValueError("no such node or profile")
-        found: dict[bool, tuple[float, int, int]] = {}
+        found: dict[int, tuple[float, int, int]] = {}
         for place, source in enumerate(source_rows):
             if not (source[6] < nodes and 0 <= source[7] < TIERS):
                 raise ValueError("no such node or tier")
@@ -61,12 +61,15 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
                 elif 0 < max_queue_us < target[2]:
                     outcome = OVERLOADED
             counts[outcome] += 1
-            usable = outcome == USABLE
-            if total_us >= 0 and (usable not in found or total_us < found[usable][0]):
-                found[usable] = total_us, place, outcome
-        usable_us, usable_place, _ = found.get(True, _NONE)
-        other_us, other_place, other_outcome = found.get(False, _NONE)
-        best.append((usable_place, usable_us, other_place, other_us, other_outcome))
+            kind = {USABLE: USABLE, OVERLOADED: DEADLINE, DEADLINE: DEADLINE}.get(outcome, -1)
+            if total_us >= 0 and (kind not in found or total_us < found[kind][0]):
+                found[kind] = total_us, place, outcome
+        usable_us, usable_place, _ = found.get(USABLE, _NONE)
+        late_us, late_place, late = found.get(DEADLINE, _NONE)
+        other_us, other_place, other = found.get(-1, _NONE)
+        best.append(
+            (usable_place, usable_us, late_place, late_us, late, other_place, other_us, other)
+        )
     return best, counts
 
 

@@ -96,7 +96,7 @@ def decode_json(body: bytes) -> list[Asked]:
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         found = judged(body, error, _decoder)
     _bounded(found.queries)
-    asked = [_asked(query, f"/queries/{at}") for at, query in enumerate(found.queries)]
+    asked = [asked_of(query, f"/queries/{at}") for at, query in enumerate(found.queries)]
     if (
         sum(count_of(query.tokens) for query in asked if query.tokens is not None)
         > MAX_QUERY_TOKENS
@@ -223,7 +223,8 @@ _PACKED_FIELDS: Final = frozenset(
 )
 
 
-def _asked(query: QueryBody, at: str) -> Asked:
+def asked_of(query: QueryBody, at: str) -> Asked:
+    """A decoded query at a pointer. Raises NexusError."""
     raw = bytes(query.tokens)
     has_tokens = raw != b"null"
     hashes = _listed(_hashes, query.hashes, f"{at}/hashes")

@@ -79,6 +79,7 @@ class DecisionKind(Word):
     MATERIALIZE = "materialize"
     PREFETCH = "prefetch"
     STORE = "store"
+    PLAN = "plan"
 
 
 class DecisionOutcome(StrEnum):
@@ -91,6 +92,7 @@ class DecisionOutcome(StrEnum):
     materialize: `materialized` (a worker moved and verified the bytes), `acknowledged` (the
     protocol was completed and nothing moved by us), `replayed` (the stored receipt again),
     `rejected`, `unavailable` (nothing was executed, the same request may be tried again).
+    plan: `planned`.
     prefetch, store: `transferred`, `replayed`, `rejected`, `unavailable`.
     `rejected` is a request answered with a 4xx; malformed bodies make no decision at all.
     """
@@ -104,6 +106,7 @@ class DecisionOutcome(StrEnum):
     MATERIALIZED = "materialized"
     ACKNOWLEDGED = "acknowledged"
     TRANSFERRED = "transferred"
+    PLANNED = "planned"
     REPLAYED = "replayed"
     UNAVAILABLE = "unavailable"
 
@@ -126,7 +129,7 @@ class OutcomeStatus(StrEnum):
 
 
 class Decision(NamedTuple):
-    """One answered lookup, estimate, materialize, prefetch or store.
+    """One answered lookup, estimate, materialize, prefetch, store or plan.
 
     `created_at` is `made_at(decision_id)`, when the request came: that is how a decision is found
     among day partitions. `root_id` is the decision that began the

@@ -1,6 +1,6 @@
 """Which engines have how much of a prompt: every location, and how far that is to be trusted."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Final
 
@@ -49,6 +49,10 @@ class EngineMatcher:
     def follow(self, core: BlockIndex) -> None:
         """Read another index from now on: its numbers are others."""
         self._search.follow(core)
+
+    def engines(self, wanted: Filter) -> Mapping[EngineKey, Seen]:
+        """The engines that this filter may see, whatever they have. Not to be changed."""
+        return self._search.plan(wanted).seen
 
     def knows(self, wanted: Filter) -> bool:
         """Whether any engine is registered that this filter may see."""

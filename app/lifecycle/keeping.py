@@ -9,7 +9,7 @@ from app.policy.document import ExecutionPolicy
 from app.policy.provider import ActivePolicy
 
 # What only asks goes on when nothing can be kept; what moves bytes is not begun.
-_ASKING = frozenset({DecisionKind.LOOKUP, DecisionKind.ESTIMATE})
+_ASKING = frozenset({DecisionKind.LOOKUP, DecisionKind.ESTIMATE, DecisionKind.PLAN})
 
 
 class DecisionSink(Protocol):

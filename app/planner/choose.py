@@ -47,7 +47,8 @@ class Alternative(Struct, frozen=True):
 
 class Plan(Struct, frozen=True):
     """The choice. `fallback` is computing on the chosen target. `margin_us` is to the best other
-    one that could be taken, None without one. `late`: the deadline cannot be met.
+    one that could be taken, None without one. `late`: the deadline cannot be met. `explored`: it
+    was taken to learn what it costs.
 
     `alternatives` are the best of each action and target, at most 16, the soonest first;
     `excluded` counts all that was not taken by its reason.
@@ -59,6 +60,7 @@ class Plan(Struct, frozen=True):
     late: bool
     alternatives: tuple[Alternative, ...]
     excluded: dict[PlanExclusion, int]
+    explored: bool = False
 
 
 class _Way(NamedTuple):
@@ -91,16 +93,19 @@ def plan(question: Question) -> Plan:
     able = [way for way in ways if way.lost is None]
     late = not able
     able = able or [way for way in ways if way.lost in _LAST_RESORT]
-    taken = able[0]
+    taken, explored = able[0], False
+    if question.explore and taken.source < 0:
+        taken, explored = _to_learn(question, ways, taken)
     _count(question, counts, ways, taken)
     told = _Told(question, targets, waits)
     return Plan(
         told.of(taken, None),
         told.of(_Way(0.0, "", -1, taken.at, None), None),
-        able[1].total_us - taken.total_us if len(able) > 1 else None,
+        _margin_us(able, taken),
         late and taken.lost is PlanExclusion.DEADLINE,
         tuple(told.others(ways, taken)),
         {reason: count for reason, count in counts.items() if count},
+        explored,
     )
 
 
@@ -111,14 +116,32 @@ def _ways(
     computes_us: Sequence[float],
     best: Sequence[BestPairs],
 ) -> Iterator[_Way]:
-    """Of each target computing, the best source that may be used, and the best that may not."""
+    """Of each target computing, the best source that may be used, the best that could be if all
+    were late, and the best that may not."""
     for at, target in enumerate(targets):
         name, pairs = target.engine_id, best[at]
-        yield _Way(computes_us[at], name, -1, at, _too_late(question, computes_us[at], waits[at]))
+        yield _Way(computes_us[at], name, -1, at, too_late(question, computes_us[at], waits[at]))
         if pairs.usable >= 0:
             yield _Way(pairs.usable_us, name, pairs.usable, at, None)
+        if pairs.late >= 0:
+            yield _Way(pairs.late_us, name, pairs.late, at, pairs.late_lost)
         if pairs.other >= 0:
             yield _Way(pairs.other_us, name, pairs.other, at, pairs.lost)
+
+
+def _to_learn(question: Question, ways: Sequence[_Way], taken: _Way) -> tuple[_Way, bool]:
+    """The soonest whose gain is uncertain, and that is in time; else what would be taken anyway."""
+    for way in ways:
+        in_time = question.deadline_us is None or way.total_us <= question.deadline_us
+        if way.lost is PlanExclusion.GAIN_UNCERTAIN and in_time:
+            return way, True
+    return taken, False
+
+
+def _margin_us(able: Sequence[_Way], taken: _Way) -> float | None:
+    """Below zero where another one would be sooner, as when one is taken to learn."""
+    others = [way for way in able if way is not taken]
+    return others[0].total_us - taken.total_us if others else None
 
 
 def _count(
@@ -182,7 +205,8 @@ class _Told:
         return PlanAction.FULL_REUSE if whole else PlanAction.PARTIAL_REUSE
 
 
-def _too_late(question: Question, total_us: float, wait: Waiting) -> PlanExclusion | None:
+def too_late(question: Question, total_us: float, wait: Waiting) -> PlanExclusion | None:
+    """Why a cost that is known is not to be had: its deadline, or the target's queue."""
     if question.deadline_us is not None and total_us > question.deadline_us:
         return PlanExclusion.DEADLINE
     most = question.bounds.max_queue_us

@@ -44,6 +44,12 @@ class Links:
                 raise ValueError(f"a link from {source} to {target}, which are not both nodes")
             self.table[at : at + FIELDS] = array("d", link)
 
+    def copy(self) -> "Links":
+        """Another table of the same content: what is counted in one is not in the other."""
+        made = Links()
+        made.place, made.table = self.place, self.table[:]
+        return made
+
     def get(self, source: str, target: str) -> Link:
         """NO_LINK for what is not known."""
         at = self._at(source, target)

@@ -29,18 +29,21 @@ _OUTCOMES: Final = (
 
 
 class BestPairs(NamedTuple):
-    """Of one target: place and cost of the best source that may be used, and of the best one that
-    may not, with the reason. -1 for none.
+    """Of one target: place and cost of the best source that may be used, of the best one that is
+    only late or overloaded, and of the best of the others, with the reason. -1 for none.
     """
 
     usable: int
     usable_us: float
+    late: int
+    late_us: float
+    late_lost: PlanExclusion
     other: int
     other_us: float
     lost: PlanExclusion
 
 
-_NONE: Final = BestPairs(-1, -1.0, -1, -1.0, PlanExclusion.SLOWER)
+_NONE: Final = BestPairs(-1, -1.0, -1, -1.0, PlanExclusion.SLOWER, -1, -1.0, PlanExclusion.SLOWER)
 
 
 def priced_pairs(
@@ -79,7 +82,7 @@ def priced_pairs(
     for outcome, count in zip(_OUTCOMES, outcomes, strict=True):
         if count:
             counts[outcome] += count
-    told = [BestPairs(*pairs[:4], _OUTCOMES[pairs[4]]) for pairs in best]
+    told = [BestPairs(*one[:4], _OUTCOMES[one[4]], *one[5:7], _OUTCOMES[one[7]]) for one in best]
     return told, counts
 
 

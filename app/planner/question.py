@@ -100,5 +100,8 @@ class Question(Struct, frozen=True):
     links: Links = NO_LINKS
     deadline_us: float | None = None
     bounds: CostBounds = CostBounds()
+    # Whether what would be computed is brought all the same where only its gain is uncertain, so
+    # that its cost is learnt.
+    explore: bool = False
     # Of pairs, by the places of target and source: what keeps them apart.
     barred: Mapping[tuple[int, int], PlanExclusion] = {}

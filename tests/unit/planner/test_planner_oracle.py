@@ -6,13 +6,22 @@ from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec import structs
 
 from app.contract.enums import TierKind
 from app.planner.choose import Plan, plan
+from app.planner.explain import considered
 from app.planner.links import Link, Links
 from app.planner.pricing import bringing, computing, waiting
 from app.planner.profile import Path, Prefill, Profile
-from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
+from app.planner.question import (
+    PAIR_EXCLUSIONS,
+    CostBounds,
+    PlanExclusion,
+    Question,
+    Source,
+    Target,
+)
 from tests.unit.planner.questions import PROFILE
 
 NODES = ("n1", "n2", "n3", "elsewhere")
@@ -75,6 +84,19 @@ QUESTIONS = st.builds(
     st.none() | st.floats(0, 1e8),
     st.builds(CostBounds, st.floats(0, 3), st.floats(0, 1e5), st.just(0.0) | COST),
 )
+BARRED = st.dictionaries(
+    st.tuples(st.integers(0, 3), st.integers(0, 4)), st.sampled_from(PAIR_EXCLUSIONS), max_size=6
+)
+
+
+def barring(question: Question, barred: dict[tuple[int, int], PlanExclusion]) -> Question:
+    """Only pairs that there are."""
+    kept = {
+        (target, source): reason
+        for (target, source), reason in barred.items()
+        if target < len(question.targets) and source < len(question.sources)
+    }
+    return structs.replace(question, barred=kept)
 
 
 def usable(question: Question) -> bool:
@@ -84,16 +106,17 @@ def usable(question: Question) -> bool:
 def all_pairs(question: Question) -> tuple[float, Counter[PlanExclusion], bool]:
     """The least cost of all that may be done, how everything ended, and whether anything may be."""
     bounds, ended, open_us, late_us = question.bounds, Counter[PlanExclusion](), [], []
-    for target in question.targets:
+    for at, target in enumerate(question.targets):
         if target.excluded is not None:
             ended[target.excluded] += 1 + len(question.sources)
             continue
         wait = waiting(target)
         compute = computing(question, target, wait)
-        for source in (None, *question.sources):
+        for place, source in enumerate((None, *question.sources), -1):
             found: Any = compute
             if source is not None:
-                found = bringing(question, target, wait, source, compute)
+                barred = source.excluded or question.barred.get((at, place))
+                found = barred or bringing(question, target, wait, source, compute)
             if isinstance(found, PlanExclusion):
                 ended[found] += 1
                 continue
@@ -128,7 +151,7 @@ def everything_finite(found: Plan) -> bool:
 
 
 @settings(max_examples=400, deadline=None)
-@given(question=QUESTIONS.filter(usable))
+@given(question=st.builds(barring, QUESTIONS.filter(usable), BARRED))
 def test_the_plan_is_the_best_of_all_pairs(question: Question) -> None:
     found = plan(question)
     least_us, ended, _ = all_pairs(question)
@@ -162,3 +185,35 @@ def test_more_choice_is_never_worse(question: Question) -> None:
         least, least_fewer = found.chosen.priced.total_us, plan(fewer).chosen.priced.total_us
         open_now, open_fewer = all_pairs(question)[2], all_pairs(fewer)[2]
         assert least <= least_fewer * (1 + 1e-9) or open_now > open_fewer
+
+
+@settings(max_examples=300, deadline=None)
+@given(question=st.builds(barring, QUESTIONS.filter(usable), BARRED), explore=st.booleans())
+def test_every_alternative_is_told_as_it_was_counted(question: Question, *, explore: bool) -> None:
+    question = structs.replace(question, explore=explore)
+    found = plan(question)
+    told = list(considered(question, found))
+    assert len(told) == len(question.targets) * (1 + len(question.sources))
+    (taken,) = (one for one in told if one.lost is None)
+    assert taken.priced == found.chosen.priced
+    assert Counter(one.lost for one in told if one.lost is not None) == found.excluded
+    shown = {(id(one.target), id(one.source)): one for one in told}
+    for one in found.alternatives:
+        same = shown[id(one.target), id(one.source)]
+        assert (same.priced, same.lost) == (one.priced, one.lost)
+
+
+@settings(max_examples=200, deadline=None)
+@given(question=QUESTIONS.filter(usable))
+def test_only_what_is_uncertain_and_in_time_is_taken_to_learn(question: Question) -> None:
+    as_usual, learning = plan(question), plan(structs.replace(question, explore=True))
+    if not learning.explored:
+        assert learning == as_usual
+        return
+    assert as_usual.chosen.source is None
+    chosen = learning.chosen
+    assert chosen.source is not None
+    bounds, priced = question.bounds, chosen.priced
+    least_us = priced.gain_us - bounds.deviations * priced.gain_deviation_us
+    assert least_us <= bounds.min_gain_us
+    assert question.deadline_us is None or priced.total_us <= question.deadline_us

@@ -1,0 +1,393 @@
+"""A question to the planner, from what is asked and what the indexes know.
+
+Whatever is not proven to be the same state is no source: engines' blocks of another epoch, layout
+or revision, registered states without evidence or with another one, tiers that the policy bars.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Final, NamedTuple, Protocol
+
+from app.contract.compatibility import Mismatch, compare
+from app.contract.descriptor import AttentionStateDescriptor
+from app.contract.enums import DeviceClass, MatchClassification, TierKind
+from app.contract.rules import ReuseRule
+from app.contract.sizes import payload_bytes
+from app.engines.plans import Seen
+from app.engines.reach import Tier
+from app.engines.registration import EngineKey
+from app.index.matcher import Candidate
+from app.lifecycle.placing import Directory
+from app.lifecycle.plan_query import AskedTarget, EngineHolding, PlanQuery
+from app.planner.cost import node_of
+from app.planner.links import Links
+from app.planner.profile import Profile
+from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
+from app.policy.document import ExecutionPolicy, QuotaMode
+from app.policy.evaluate import ruling
+
+MAX_SOURCES: Final = 256
+_TIERS: Final = {
+    Tier.GPU: TierKind.DEVICE,
+    Tier.CPU: TierKind.HOST_DRAM,
+    Tier.DISK: TierKind.LOCAL_SSD,
+    Tier.REMOTE: TierKind.REMOTE_SHARED,
+}
+_TIER_ORDER: Final = {tier: place for place, tier in enumerate(TierKind)}
+_SIZES: Final = 4_096
+# Enough for every rounding to blocks and pages to be even.
+_SIZED_TOKENS: Final = 1 << 16
+
+
+class Profiles(Protocol):
+    """What computing and bringing costs, of a model on hardware."""
+
+    def best(self, model: str, hardware: str) -> Profile:
+        """Of those that are known the one that fits best; there always is one."""
+
+
+class Nodes(Protocol):
+    """Where engines are, as the topology in force says."""
+
+    @property
+    def version(self) -> int | None: ...
+    @property
+    def links(self) -> Links: ...
+    @property
+    def engine_nodes(self) -> Mapping[str, str]: ...
+    @property
+    def engine_hardware(self) -> Mapping[str, str]: ...
+
+
+class Origin(NamedTuple):
+    """What a source is, beside what the planner needs: an engine's own blocks, or a state."""
+
+    kind: str
+    name: str
+    engine: EngineKey | None = None
+    generation: int | None = None
+    # On which its descriptor says that it can be; empty for any.
+    devices: tuple[DeviceClass, ...] = ()
+
+
+class Note(NamedTuple):
+    """What of a question was not as its caller said, or is not known."""
+
+    about: str
+    note: str
+
+
+class Asked(NamedTuple):
+    """A question with what its sources are, and notes on it."""
+
+    question: Question
+    origins: tuple[Origin, ...]
+    notes: tuple[Note, ...]
+
+
+class Line(NamedTuple):
+    """Bytes of a state: so many whatever its length, and so many a token."""
+
+    fixed_bytes: float
+    bytes_per_token: float
+
+
+class Sizes:
+    """What descriptors say of bytes; kept, since a fleet has few."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, tuple[AttentionStateDescriptor, Line | None]] = {}
+
+    def of(self, descriptor: AttentionStateDescriptor) -> Line | None:
+        """None where it does not say."""
+        found = self._known.get(id(descriptor))
+        if found is None:
+            if len(self._known) >= _SIZES:
+                self._known.clear()
+            # The descriptor is kept with it, so that its id stays its own.
+            found = self._known[id(descriptor)] = descriptor, _line(descriptor)
+        return found[1]
+
+
+class Asking:
+    """One question being made."""
+
+    def __init__(
+        self,
+        query: PlanQuery,
+        policy: ExecutionPolicy,
+        seen: Mapping[EngineKey, Seen],
+        *,
+        profiles: Profiles,
+        nodes: Nodes,
+        directory: Directory,
+        sizes: Sizes,
+        running: int,
+    ) -> None:
+        self._query = query
+        self._policy = policy
+        self._seen = seen
+        self._profiles = profiles
+        self._nodes = nodes
+        self._directory = directory
+        self._sizes = sizes
+        self._running = running
+        self._notes: list[Note] = []
+        self._backends: dict[tuple[TierKind, DeviceClass | None], str | None] = {}
+        # Of the target at each place what it was described as.
+        self._asked = tuple(query.targets)
+
+    def question(
+        self, holdings: Sequence[EngineHolding], states: Sequence[Candidate], links: Links
+    ) -> Asked:
+        """Holdings of engines and states that matched, in any order."""
+        trusted = [one for one in holdings if self._stands(one)]
+        near = {one.key: one for one in trusted}
+        targets = tuple(self._target(one, near.get(one.key)) for one in self._asked)
+        pairs = [*self._of_engines(holdings, trusted), *self._of_states(states)]
+        pairs.sort(key=lambda pair: (-pair[0].tokens, _TIER_ORDER[pair[0].tier], pair[1]))
+        if len(pairs) > MAX_SOURCES:
+            self._notes.append(Note("sources", f"{len(pairs) - MAX_SOURCES} shorter ones left off"))
+        sources = tuple(source for source, _ in pairs[:MAX_SOURCES])
+        origins = tuple(origin for _, origin in pairs[:MAX_SOURCES])
+        bounds = self._policy.cost_bounds
+        question = Question(
+            self._query.tokens_count,
+            targets,
+            sources,
+            links,
+            self._query.deadline_us,
+            CostBounds(bounds.deviations, bounds.min_gain_us, bounds.max_queue_us),
+            barred=self._barred(targets, sources, origins),
+        )
+        return Asked(question, origins, tuple(self._notes))
+
+    # ---- targets
+
+    def _target(self, asked: AskedTarget, near: EngineHolding | None) -> Target:
+        name, seen = _shown(asked.key), self._seen.get(asked.key)
+        excluded, local = None, 0
+        if seen is None:
+            self._notes.append(Note(name, "engine not registered: nothing is known of its cache"))
+        elif asked.generation is not None and asked.generation < seen.view.epoch:
+            excluded = PlanExclusion.UNKNOWN_GENERATION
+            self._notes.append(Note(name, f"it is generation {seen.view.epoch} now"))
+        elif asked.generation is not None and asked.generation > seen.view.epoch:
+            self._notes.append(Note(name, "a generation not heard of: its cache is not counted"))
+        elif near is not None:
+            local = near.tiers[Tier.GPU].only if Tier.GPU in near.tiers else 0
+        block = asked.block_tokens or (seen.block_tokens if seen is not None else None)
+        free = None
+        if asked.free_blocks is not None and block is not None:
+            free = asked.free_blocks * block
+        elif asked.free_blocks is not None:
+            self._notes.append(Note(name, "free_blocks without block_tokens: not counted"))
+        hardware = asked.hardware or self._nodes.engine_hardware.get(asked.key.instance_id, "")
+        return Target(
+            name,
+            asked.generation or (seen.view.epoch if seen is not None else 0),
+            self._node(asked.key, asked.residency),
+            self._profiles.best(self._query.wanted.model, hardware),
+            local,
+            asked.queue_depth,
+            asked.running_prefill_tokens,
+            asked.running_decode_tokens,
+            free,
+            excluded,
+        )
+
+    def _node(self, key: EngineKey, residency: str | None = None) -> str:
+        """Where an engine is; one of which nobody says is a node of its own."""
+        seen = self._seen.get(key)
+        registered = None if seen is None else seen.view.spec.node
+        told = self._nodes.engine_nodes.get(key.instance_id)
+        return residency or told or registered or key.instance_id
+
+    # ---- sources
+
+    def _stands(self, holding: EngineHolding) -> bool:
+        """Whether what was said of an engine is of its process as it is now, and heard."""
+        seen = self._seen.get(holding.key)
+        if seen is None or holding.stale:
+            return False
+        return holding.epoch is None or holding.epoch == seen.view.epoch
+
+    def _of_engines(
+        self, holdings: Sequence[EngineHolding], trusted: Sequence[EngineHolding]
+    ) -> Iterator[tuple[Source, Origin]]:
+        stands = {id(one) for one in trusted}
+        for holding in holdings:
+            seen, name = self._seen.get(holding.key), _shown(holding.key)
+            line = None if seen is None else self._line_of(seen)
+            known = line or Line(0.0, self._default_bytes(holding.key))
+            origin = Origin("engine", name, holding.key, None if seen is None else seen.view.epoch)
+            not_known = None if id(holding) in stands else _not_known(holding)
+            node = self._node(holding.key)
+            for tier, reached in holding.tiers.items():
+                tokens = reached.only if tier is Tier.GPU else reached.cumulative
+                if not tokens:
+                    continue
+                kind = _TIERS.get(tier)
+                source = Source(
+                    f"{name}:{tier.value}",
+                    node,
+                    kind or TierKind.OBJECT_STORE,
+                    tokens,
+                    known.bytes_per_token,
+                    known.fixed_bytes,
+                    line is not None,
+                    excluded=not_known or (None if kind else PlanExclusion.NO_PATH),
+                )
+                yield source, origin
+
+    def _default_bytes(self, key: EngineKey) -> float:
+        hardware = self._nodes.engine_hardware.get(key.instance_id, "")
+        return self._profiles.best(self._query.wanted.model, hardware).default_bytes_per_token
+
+    def _line_of(self, seen: Seen) -> Line | None:
+        """Of an engine's blocks, by the descriptor of a state that is registered with it."""
+        for state in seen.view.spec.states:
+            if state.entry.identity.key.model == self._query.wanted.model:
+                return self._sizes.of(state.entry.descriptor)
+        return None
+
+    def _of_states(self, states: Sequence[Candidate]) -> Iterator[tuple[Source, Origin]]:
+        for candidate in states:
+            state = candidate.state
+            line = self._sizes.of(state.entry.descriptor)
+            known = line or Line(0.0, self._default_bytes(EngineKey("")))
+            worker = state.payload[0] if state.payload else None
+            locator = state.entry.location.locator
+            yield (
+                Source(
+                    state.entry_id,
+                    worker or node_of(locator) or locator,
+                    state.entry.location.tier,
+                    candidate.matched_tokens,
+                    known.bytes_per_token,
+                    known.fixed_bytes,
+                    line is not None,
+                    state.partial and state.rule is ReuseRule.PREFIX_CLOSED,
+                    self._state_excluded(candidate),
+                ),
+                Origin(
+                    "state",
+                    state.entry_id,
+                    None,
+                    state.generation,
+                    state.entry.descriptor.materialization.device_classes,
+                ),
+            )
+
+    def _state_excluded(self, candidate: Candidate) -> PlanExclusion | None:
+        state, evidence = candidate.state, self._query.evidence
+        if evidence is None:
+            return PlanExclusion.INCOMPATIBLE
+        exact = candidate.classification is MatchClassification.EXACT
+        verdict = compare(state.entry, state.evidence, evidence, exact=exact)
+        if isinstance(verdict, Mismatch):
+            return PlanExclusion.INCOMPATIBLE
+        if state.payload is None:
+            return None
+        worker, payload_id = state.payload
+        status = self._directory.status(worker, state.registered_us, state.tenant, payload_id)
+        return PlanExclusion.UNAVAILABLE if status == "unavailable" else None
+
+    # ---- pairs
+
+    def _barred(
+        self, targets: Sequence[Target], sources: Sequence[Source], origins: Sequence[Origin]
+    ) -> dict[tuple[int, int], PlanExclusion]:
+        """Targets that are alike are judged once."""
+        found: dict[tuple[int, int], PlanExclusion] = {}
+        alike: dict[tuple[_Layout | None, DeviceClass | None], list[int]] = {}
+        for at, asked in enumerate(self._asked):
+            alike.setdefault((self._layout(asked), asked.device_class), []).append(at)
+        for place, (source, origin) in enumerate(zip(sources, origins, strict=True)):
+            if source.excluded is not None:
+                continue
+            for (layout, device), places in alike.items():
+                reason = self._kept_apart(source, origin, layout, device)
+                if reason is not None:
+                    found |= {(at, place): reason for at in places}
+        quota = self._policy.quota_admission_policy
+        if quota.mode is QuotaMode.ENFORCED:
+            self._over_quota(found, targets, sources, origins)
+        return found
+
+    def _layout(self, asked: AskedTarget) -> "_Layout | None":
+        """None for a target of which nobody says it."""
+        seen, layout = self._seen.get(asked.key), asked.parallel_layout
+        if seen is not None:
+            spec = seen.view.spec
+            return _Layout(
+                spec.revision, spec.block_tokens, spec.layout if layout is None else layout
+            )
+        if layout is None or asked.block_tokens is None:
+            return None
+        return _Layout(self._query.wanted.revision or "", asked.block_tokens, layout)
+
+    def _kept_apart(
+        self, source: Source, origin: Origin, layout: "_Layout | None", device: DeviceClass | None
+    ) -> PlanExclusion | None:
+        if origin.engine is not None:
+            # Blocks of one engine are another's only where both lay them out alike.
+            spec = self._seen[origin.engine].view.spec
+            if layout != _Layout(spec.revision, spec.block_tokens, spec.layout):
+                return PlanExclusion.INCOMPATIBLE
+        elif origin.devices and device is not None and device not in origin.devices:
+            return PlanExclusion.INCOMPATIBLE
+        key = (source.tier, device)
+        if key not in self._backends:
+            self._backends[key] = backend_for(self._policy, source.tier, device)
+        return None if self._backends[key] else PlanExclusion.POLICY_DENIED
+
+    def _over_quota(
+        self,
+        found: dict[tuple[int, int], PlanExclusion],
+        targets: Sequence[Target],
+        sources: Sequence[Source],
+        origins: Sequence[Origin],
+    ) -> None:
+        """What a tenant may not move at once, or by one more transfer; an engine's own is its own."""
+        quota = self._policy.quota_admission_policy
+        full = 0 < quota.max_concurrent_transfers <= self._running
+        for place, (source, origin) in enumerate(zip(sources, origins, strict=True)):
+            for at, (asked, target) in enumerate(zip(self._asked, targets, strict=True)):
+                if origin.engine == asked.key or (at, place) in found:
+                    continue
+                more = max(0, source.tokens - target.local_tokens)
+                moved = source.fixed_bytes + source.bytes_per_token * more
+                if full or 0 < quota.max_payload_bytes < moved:
+                    found[at, place] = PlanExclusion.QUOTA
+
+
+class _Layout(NamedTuple):
+    """What blocks of two engines must have in common for one's to be the other's."""
+
+    revision: str
+    block_tokens: int
+    layout: str
+
+
+def backend_for(policy: ExecutionPolicy, tier: TierKind, device: DeviceClass | None) -> str | None:
+    """The backend that goes first among those that may read the tier into a device."""
+    told = ruling(policy, (tier, TierKind.DEVICE, device, None, None))
+    able = [backend for backend, denied in told.denials.items() if denied is None]
+    return min(able, key=lambda one: told.priorities[one]).value if able else None
+
+
+def _shown(key: EngineKey) -> str:
+    return f"{key.instance_id}/{key.dp_rank}" if key.dp_rank else key.instance_id
+
+
+def _not_known(holding: EngineHolding) -> PlanExclusion:
+    return PlanExclusion.UNAVAILABLE if holding.stale else PlanExclusion.UNKNOWN_GENERATION
+
+
+def _line(descriptor: AttentionStateDescriptor) -> Line | None:
+    once = payload_bytes(descriptor, _SIZED_TOKENS)
+    twice = payload_bytes(descriptor, 2 * _SIZED_TOKENS)
+    if once is None or twice is None:
+        return None
+    each = (twice - once) / _SIZED_TOKENS
+    return Line(max(0.0, once - each * _SIZED_TOKENS), each)

@@ -1,0 +1,235 @@
+"""A plan as it is told: to its caller, to the history, to whoever asks why. Pure.
+
+Times are whole microseconds, so terms add up to their total but for roundings.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from math import sqrt
+from typing import Final
+
+import msgspec
+
+from app.contract.enums import DeviceClass
+from app.lifecycle.plan_question import Asked, Note, Origin, backend_for
+from app.planner.choose import Alternative, Plan, PlanAction
+from app.planner.explain import Considered
+from app.planner.pricing import Priced
+from app.planner.question import PlanExclusion, Question, Source, Target
+from app.policy.document import ExecutionPolicy
+
+MAX_CONSIDERED: Final = 1_024
+
+
+class ToldTerm(msgspec.Struct, frozen=True, gc=False):
+    """One addend of a cost; `uncertainty_us` is a standard deviation."""
+
+    name: str
+    value_us: int
+    uncertainty_us: int
+    provenance: str
+
+
+class ToldSource(msgspec.Struct, frozen=True, gc=False):
+    """Where state is brought from. `kind`: `engine` for an engine's own blocks, `state` for a
+    registered state; `name` is the engine's, or the entry's id.
+    """
+
+    kind: str
+    name: str
+    generation: int | None
+    tier: str
+    node: str
+    tokens: int
+    backend: str | None
+
+
+class ToldWay(msgspec.Struct, frozen=True, gc=False):
+    """One way to serve the request; see `app.api.plan_schemas.WayView`."""
+
+    action: str
+    engine_id: str
+    dp_rank: int
+    generation: int
+    residency: str
+    source: ToldSource | None
+    path: str
+    reused_tokens: int
+    computed_tokens: int
+    moved_bytes: int
+    total_us: int
+    uncertainty_us: int
+    gain_us: int
+    gain_uncertainty_us: int
+    transfer_us: int
+    terms: tuple[ToldTerm, ...]
+    lost: str | None
+
+
+class ToldExclusion(msgspec.Struct, frozen=True, gc=False):
+    """How many alternatives were not taken for one reason."""
+
+    reason: str
+    count: int
+
+
+class ToldConsidered(msgspec.Struct, frozen=True, gc=False):
+    """One alternative of all; those that were not priced have no costs."""
+
+    engine_id: str
+    dp_rank: int
+    source: ToldSource | None
+    total_us: int | None
+    gain_us: int | None
+    lost: str | None
+    terms: tuple[ToldTerm, ...] = ()
+
+
+class ToldPlan(msgspec.Struct, frozen=True, gc=False):
+    """The choice, and what it was chosen among; see `app.api.plan_schemas.PlanView`."""
+
+    action: str
+    chosen: ToldWay
+    fallback: ToldWay
+    margin_us: int | None
+    late: bool
+    explored: bool
+    tokens: int
+    alternatives: tuple[ToldWay, ...]
+    excluded: tuple[ToldExclusion, ...]
+    notes: tuple[Note, ...]
+    considered: tuple[ToldConsidered, ...] | None = None
+    considered_left_off: int = 0
+
+
+class Teller:
+    """Tells of one question's alternatives. `devices` are of the targets in their order."""
+
+    def __init__(
+        self,
+        asked: Asked,
+        policy: ExecutionPolicy,
+        devices: Sequence[DeviceClass | None],
+    ) -> None:
+        self._asked = asked
+        self._policy = policy
+        question = asked.question
+        self._origins: Mapping[int, Origin] = {
+            id(source): origin
+            for source, origin in zip(question.sources, asked.origins, strict=True)
+        }
+        self._devices = {
+            id(target): device for target, device in zip(question.targets, devices, strict=True)
+        }
+
+    def plan(self, plan: Plan, considered: Iterable[Considered] | None = None) -> ToldPlan:
+        listed = None if considered is None else [self._considered(one) for one in considered]
+        return ToldPlan(
+            action=plan.chosen.action,
+            chosen=self.way(plan.chosen),
+            fallback=self.way(plan.fallback),
+            margin_us=None if plan.margin_us is None else round(plan.margin_us),
+            late=plan.late,
+            explored=plan.explored,
+            tokens=self._asked.question.tokens,
+            alternatives=tuple(map(self.way, plan.alternatives)),
+            excluded=excluded(plan.excluded),
+            notes=self._asked.notes,
+            considered=None if listed is None else tuple(listed[:MAX_CONSIDERED]),
+            considered_left_off=max(0, len(listed or ()) - MAX_CONSIDERED),
+        )
+
+    def way(self, one: Alternative) -> ToldWay:
+        target, priced = one.target, one.priced
+        source = None if one.source is None else self._source(one.source, target)
+        instance, rank = named(target.engine_id)
+        return ToldWay(
+            one.action,
+            instance,
+            rank,
+            target.generation,
+            target.node,
+            source,
+            _path(one.action, source, target),
+            self._asked.question.tokens - priced.tail_tokens,
+            priced.tail_tokens,
+            round(priced.moved_bytes),
+            round(priced.total_us),
+            round(sqrt(sum(part.deviation_us**2 for part in priced.parts))),
+            round(priced.gain_us),
+            round(priced.gain_deviation_us),
+            round(priced.transfer_us),
+            _terms(priced),
+            one.lost,
+        )
+
+    def _considered(self, one: Considered) -> ToldConsidered:
+        instance, rank = named(one.target.engine_id)
+        priced = one.priced
+        return ToldConsidered(
+            instance,
+            rank,
+            None if one.source is None else self._source(one.source, one.target),
+            None if priced is None else round(priced.total_us),
+            None if priced is None else round(priced.gain_us),
+            one.lost,
+            () if priced is None else _terms(priced),
+        )
+
+    def _source(self, source: Source, target: Target) -> ToldSource:
+        origin = self._origins[id(source)]
+        return ToldSource(
+            origin.kind,
+            origin.name,
+            origin.generation,
+            source.tier,
+            source.node,
+            source.tokens,
+            backend_for(self._policy, source.tier, self._devices[id(target)]),
+        )
+
+
+def start_by_us(way: ToldWay) -> int:
+    """From now on, the latest begin of what the plan counts on: of the transfer where there is one,
+    which may wait as long as the queue hides it; else of the prefill.
+    """
+    queue_us = next(term.value_us for term in way.terms if term.name == "queue")
+    return max(0, queue_us - way.transfer_us)
+
+
+def named(engine_id: str) -> tuple[str, int]:
+    """Instance and data parallel rank."""
+    instance, _, rank = engine_id.partition("/")
+    return instance, int(rank or 0)
+
+
+def excluded(counts: Mapping[PlanExclusion, int]) -> tuple[ToldExclusion, ...]:
+    """The most frequent first."""
+    ordered = sorted(counts.items(), key=lambda one: (-one[1], one[0]))
+    return tuple(ToldExclusion(reason, count) for reason, count in ordered)
+
+
+def links_of(question: Question) -> dict[tuple[str, str], int]:
+    """How many transfers ran on each link that the question is about; only those with any."""
+    nodes = {target.node for target in question.targets}
+    found = {}
+    for source in {source.node for source in question.sources}:
+        for node in nodes:
+            running = question.links.get(source, node).in_flight
+            if running:
+                found[source, node] = running
+    return found
+
+
+def _terms(priced: Priced) -> tuple[ToldTerm, ...]:
+    return tuple(
+        ToldTerm(part.name, round(part.value_us), round(part.deviation_us), part.provenance.value)
+        for part in priced.parts
+    )
+
+
+def _path(action: PlanAction, source: ToldSource | None, target: Target) -> str:
+    if source is not None:
+        return f"{source.tier}@{source.node} -> device@{target.node}"
+    if action is PlanAction.RECOMPUTE:
+        return f"computed@{target.node}"
+    return f"device@{target.node}"
