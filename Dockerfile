@@ -1,6 +1,6 @@
 # Two stages: a C compiler is needed to build nexuskv_core and nowhere else.
 #
-# The service looks for migrations/, policies/ and openapi/ beside its `app` package, so the
+# The service looks for migrations/, policies/, profiles/ and openapi/ beside its `app` package, so the
 # runtime keeps the tree's layout: the wheel is unpacked into /srv/nexuskv (app/, nexuskv_core/ and
 # bin/nexuskv), the data folders are copied next to it, and PYTHONPATH names the place. The locked
 # dependencies are apart from it, in /opt/venv.
@@ -31,6 +31,7 @@ COPY --from=build /srv/nexuskv /srv/nexuskv
 WORKDIR /srv/nexuskv
 COPY migrations/ migrations/
 COPY policies/ policies/
+COPY profiles/ profiles/
 COPY openapi/ openapi/
 ENV PATH=/srv/nexuskv/bin:/opt/venv/bin:/usr/local/bin:/usr/bin:/bin \
     PYTHONPATH=/srv/nexuskv \

@@ -37,6 +37,7 @@ class ErrorCode(StrEnum):
     MATERIALIZATION_OPTION_MISMATCH = "materialization_option_mismatch"
     MATERIALIZATION_TARGET_MISMATCH = "materialization_target_mismatch"
     POLICY_CHANGED = "policy_changed"
+    TOPOLOGY_CHANGED = "topology_changed"
     REQUEST_TOO_LARGE = "request_too_large"
     QUERY_TOO_LARGE = "query_too_large"
     UNSUPPORTED_MEDIA_TYPE = "unsupported_media_type"
@@ -99,6 +100,7 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.MATERIALIZATION_OPTION_MISMATCH: ErrorRule(409, False, "The option differs"),
     ErrorCode.MATERIALIZATION_TARGET_MISMATCH: ErrorRule(409, False, "The target differs"),
     ErrorCode.POLICY_CHANGED: ErrorRule(412, False, "Another policy is active"),
+    ErrorCode.TOPOLOGY_CHANGED: ErrorRule(412, False, "Another topology is in force"),
     ErrorCode.REQUEST_TOO_LARGE: ErrorRule(413, False, "The body is too large"),
     ErrorCode.QUERY_TOO_LARGE: ErrorRule(413, False, "The query has too many tokens"),
     ErrorCode.UNSUPPORTED_MEDIA_TYPE: ErrorRule(415, False, "The media type is not supported"),

@@ -33,6 +33,7 @@ from app.history_metrics import (
 from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
     EngineCounts,
+    FollowedGauges,
     MatcherCounts,
     PipelineCounts,
     PolicyCounts,
@@ -42,6 +43,7 @@ from app.scraped_metrics import (
     engine_families,
     index_families,
     pipeline_families,
+    planning_families,
     policy_families,
     sink_families,
     worker_families,
@@ -141,6 +143,12 @@ class Metrics:
     def watch_history(self, counts: HistoryCounts) -> None:
         """Read how the history is kept at each scrape."""
         self.registry.register(Scraped(lambda: history_families(counts)))
+
+    def watch_planning(
+        self, profiles: Callable[[], FollowedGauges], topology: Callable[[], FollowedGauges]
+    ) -> None:
+        """Read which profiles and topology are in force, and how sure that is, at each scrape."""
+        self.registry.register(Scraped(lambda: planning_families(profiles(), topology())))
 
     def watch_policy(self, status: Callable[[], PolicyGauges], counts: PolicyCounts) -> None:
         """Read which policy is in force, and how sure that is, at each scrape."""

@@ -32,6 +32,15 @@ class PolicyGauges(NamedTuple):
     changes: int
 
 
+class FollowedGauges(NamedTuple):
+    """Of what is followed in Postgres: a number of what is in force, and how sure that is."""
+
+    number: int
+    stale_s: float
+    faulted: bool
+    changes: int
+
+
 class PolicyCounts(Protocol):
     """What the store of policies counts of itself, by result; both sets are closed."""
 
@@ -163,6 +172,30 @@ def policy_families(status: PolicyGauges, counts: PolicyCounts) -> Iterable[Metr
         ("result",),
         {(result,): count for result, count in counts.activations.items()},
     )
+
+
+def planning_families(profiles: FollowedGauges, topology: FollowedGauges) -> Iterable[Metric]:
+    for name, help_text, found in (
+        ("profiles_in_force", "Stored cost profiles in force, by model and hardware.", profiles),
+        ("topology_version", "Version of the topology in force; 0 for none.", topology),
+    ):
+        what = name.partition("_")[0]
+        yield GaugeMetricFamily(f"nexuskv_{name}", help_text, value=found.number)
+        yield GaugeMetricFamily(
+            f"nexuskv_{what}_stale_seconds",
+            f"Time since the database was last asked for the {what}.",
+            value=found.stale_s,
+        )
+        yield GaugeMetricFamily(
+            f"nexuskv_{what}_faulted",
+            f"1 while the latest {what} cannot come into force, else 0.",
+            value=float(found.faulted),
+        )
+        yield CounterMetricFamily(
+            f"nexuskv_{what}_changes",
+            f"Times that other {what} came into force in this process.",
+            value=found.changes,
+        )
 
 
 def pipeline_families(counts: PipelineCounts) -> Iterable[Metric]:

@@ -47,11 +47,16 @@ from app.planner.cost import REFERENCE
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from app.policy.store import PolicyStore
-from app.scraped_metrics import PolicyGauges
-from app.settings import Settings
+from app.profiles.document import read_profile
+from app.profiles.provider import ProfileProvider
+from app.profiles.store import ProfileStore
+from app.scraped_metrics import FollowedGauges, PolicyGauges
+from app.settings import REFERENCE_PROFILE_FILE, Settings
 from app.topology.directory import WorkerDirectory
 from app.topology.hosts import VARIABLE as WORKER_HOSTS
 from app.topology.intake import WorkerIntake
+from app.topology.topology_provider import TopologyProvider
+from app.topology.topology_store import TopologyStore
 from app.transfer.client import WorkerClient
 from app.transfer.sink_ids import SinkIds
 from app.transfer.tokens import TokenKeys
@@ -106,6 +111,7 @@ class Services:
         )
         self.policies = PolicyStore(self.database, clock)
         self.policy_provider = PolicyProvider(self.database, self.policy, clock)
+        self._make_planning()
         self.keeping = Keeping(self.spool, self.policy_provider, wait_s=settings.group_wait_s)
         self._make_engines()
         self._make_workers()
@@ -123,6 +129,15 @@ class Services:
         self.metrics.watch_pipeline(self.tally)
         self.metrics.watch_sink_reports(self.sink_reports.results)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
+
+    def _make_planning(self) -> None:
+        """What plans are made by: cost profiles, and the topology."""
+        built_in = read_profile(REFERENCE_PROFILE_FILE.read_bytes())
+        self.profile_store = ProfileStore(self.database, self.clock)
+        self.profiles = ProfileProvider(self.database, built_in, self.clock)
+        self.topology_store = TopologyStore(self.database, self.clock)
+        self.topology = TopologyProvider(self.database, self.clock)
+        self.metrics.watch_planning(self._profile_gauges, self._topology_gauges)
 
     def _make_engines(self) -> None:
         """What engines say of their caches: who they are, their events, and queries."""
@@ -240,6 +255,18 @@ class Services:
             self.policy_provider.changes,
         )
 
+    def _profile_gauges(self) -> FollowedGauges:
+        status = self.profiles.status()
+        return FollowedGauges(
+            status.in_force, status.stale_s, status.fault is not None, self.profiles.changes
+        )
+
+    def _topology_gauges(self) -> FollowedGauges:
+        status = self.topology.status()
+        return FollowedGauges(
+            status.version or 0, status.stale_s, status.fault is not None, self.topology.changes
+        )
+
     async def start(self) -> None:
         """Start to record, and to load what Postgres holds as soon as it answers.
 
@@ -278,6 +305,8 @@ class Services:
         """Waits for Postgres however long it takes: readiness says no until then."""
         self._spawn(self.keyring.watch(_KEY_INTERVAL_S), "keys")
         self._spawn(self.policy_provider.watch(), "policy")
+        self._spawn(self.profiles.watch(), "profiles")
+        self._spawn(self.topology.watch(), "topology")
         secret = await hash_secret(self.database, self.ids)
         self.hashing.adopt(secret)
         self.sync.start()
@@ -287,6 +316,8 @@ class Services:
         await self.workers.wait_loaded()
         await self._engine_follower.wait_loaded()
         await self.policy_provider.wait_loaded()
+        await self.profiles.wait_loaded()
+        await self.topology.wait_loaded()
         self._spawn(self.history.watch(), "history")
         self._spawn(self._forget_claims(), "claims")
         self._spawn(self.worker_intake.watch_lost(), "lost workers")

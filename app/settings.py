@@ -27,6 +27,9 @@ DEFAULT_HISTORY_DAYS = 30
 DEFAULT_ROLLUP_MINUTE_DAYS = 3
 DEFAULT_ROLLUP_HOUR_DAYS = 400
 DEFAULT_POLICY_FILE = _ROOT / "policies" / "default.yaml"
+# What `nexuskv profile import --starting-set` imports; the reference is in force without it.
+STARTING_PROFILES = _ROOT / "profiles"
+REFERENCE_PROFILE_FILE = STARTING_PROFILES / "reference.yaml"
 
 
 @dataclass(frozen=True, slots=True)

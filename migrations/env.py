@@ -16,6 +16,7 @@ import app.engines.models
 import app.execution.models
 import app.index.models
 import app.policy.models
+import app.profiles.models
 import app.quota.models
 import app.topology.models  # noqa: F401  (each import registers its tables on the metadata)
 from app.db.base import Base

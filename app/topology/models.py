@@ -1,10 +1,19 @@
-"""The table of workers: what each said last of itself."""
+"""The tables of workers, what each said last of itself, and of topologies."""
 
 from datetime import datetime
 from typing import Any
 from uuid import UUID
 
-from sqlalchemy import CheckConstraint, DateTime, Text, Uuid, func
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Identity,
+    LargeBinary,
+    Text,
+    Uuid,
+    func,
+)
 from sqlalchemy.dialects.postgresql import ARRAY, JSONB
 from sqlalchemy.orm import Mapped, mapped_column
 
@@ -43,3 +52,20 @@ class WorkerRow(Base):
     heartbeat_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))
     forgotten_at: Mapped[datetime | None] = mapped_column(DateTime(timezone=True))
     changed_xid: Mapped[int] = mapped_column(Xid8, server_default=func.pg_current_xact_id())
+
+
+class TopologyRow(Base):
+    """One version of the topology, never changed: the highest is in force. `document` is the
+    canonical text that `content_sha256` digests; content may come back, so it is not unique."""
+
+    __tablename__ = "topology"
+    __table_args__ = (
+        CheckConstraint("octet_length(content_sha256) = 32", name="content_sha256_bytes"),
+    )
+
+    version: Mapped[int] = mapped_column(BigInteger, Identity(always=True), primary_key=True)
+    content_sha256: Mapped[bytes] = mapped_column(LargeBinary)
+    document: Mapped[str] = mapped_column(Text)
+    message: Mapped[str | None] = mapped_column(Text)
+    key_id: Mapped[str] = mapped_column(Text)
+    created_at: Mapped[datetime] = mapped_column(DateTime(timezone=True))

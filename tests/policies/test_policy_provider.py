@@ -2,55 +2,21 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
 
 import pytest
 from sqlalchemy import text as sql
-from sqlalchemy.engine import make_url
 
 from app.clock import SystemClock
-from app.db.connect import normalise_url
 from app.db.session import Database
 from app.errors import ErrorCode, NexusError
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from tests.control.clock import SetClock
 from tests.control.logs import captured_logs
-from tests.decisions.cutting_proxy import CuttingProxy
+from tests.fixtures.outage import eventually
 from tests.policies.documents import text
 
 FILE = load_policy(text(999))
-
-
-@pytest.fixture
-async def proxy(database_url: str) -> AsyncIterator[CuttingProxy]:
-    url = make_url(normalise_url(database_url))
-    port = int(url.query.get("port") or url.port or 5432)  # type: ignore[arg-type]
-    socket_dir = url.query.get("host")
-
-    async def open_upstream() -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
-        if socket_dir:
-            return await asyncio.open_unix_connection(f"{socket_dir}/.s.PGSQL.{port}")
-        return await asyncio.open_connection(url.host, port)
-
-    async with CuttingProxy(open_upstream) as proxy:
-        yield proxy
-
-
-@pytest.fixture
-async def proxied(database_url: str, proxy: CuttingProxy) -> AsyncIterator[Database]:
-    url = make_url(normalise_url(database_url))
-    query = {name: value for name, value in url.query.items() if name not in ("host", "port")}
-    through = url.set(host="127.0.0.1", port=proxy.port, query=query | {"ssl": "disable"})
-    opened = Database(through.render_as_string(hide_password=False))
-    yield opened
-    await opened.close()
-
-
-async def eventually(condition) -> None:
-    async with asyncio.timeout(20):
-        while not condition():
-            await asyncio.sleep(0.005)
 
 
 async def activate_raw(database: Database, document: str, digest: bytes | None = None) -> int:
