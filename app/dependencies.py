@@ -53,6 +53,8 @@ ProfilesWriter = Annotated[Principal, Depends(_Having(Scope.PROFILES_WRITE))]
 TopologyReader = Annotated[Principal, Depends(_Having(Scope.TOPOLOGY_READ))]
 TopologyWriter = Annotated[Principal, Depends(_Having(Scope.TOPOLOGY_WRITE))]
 TransfersWriter = Annotated[Principal, Depends(_Having(Scope.TRANSFERS_WRITE))]
+# Who asks for plans is who asks by the bridge.
+PlanMaker = Annotated[Principal, Depends(_Having(Scope.BRIDGE))]
 EnginesReader = Annotated[Principal, Depends(_Having(Scope.ENGINES_READ))]
 EventsWriter = Annotated[Principal, Depends(_Having(Scope.EVENTS_WRITE))]
 Admin = Annotated[Principal, Depends(_Having(Scope.ADMIN))]

@@ -65,6 +65,7 @@ class ErrorCode(StrEnum):
     INDEX_AWAY = "index_away"
     OUTCOME_CONFLICT = "outcome_conflict"
     NOT_RERUNNABLE = "not_rerunnable"
+    NO_USABLE_TARGET = "no_usable_target"
 
 
 class ErrorRule(NamedTuple):
@@ -128,6 +129,7 @@ ERROR_RULES: dict[ErrorCode, ErrorRule] = {
     ErrorCode.INDEX_AWAY: ErrorRule(503, True, "The index's writer is away"),
     ErrorCode.OUTCOME_CONFLICT: ErrorRule(409, False, "The report says something else"),
     ErrorCode.NOT_RERUNNABLE: ErrorRule(409, False, "The decision cannot be made again"),
+    ErrorCode.NO_USABLE_TARGET: ErrorRule(409, False, "No target may be used"),
 }
 
 

@@ -31,6 +31,7 @@ from app.index.matcher import StateIndex
 from app.index.registry import StateRegistry
 from app.index.scopes import TenantHashing
 from app.index.sync import IndexSync
+from app.lifecycle.costs import StoredCosts
 from app.lifecycle.estimate import Estimate
 from app.lifecycle.keeping import Keeping
 from app.lifecycle.lookup import Lookup
@@ -38,6 +39,7 @@ from app.lifecycle.materialize import Materialize
 from app.lifecycle.materialize_plan import Workers
 from app.lifecycle.move import Move
 from app.lifecycle.observe import Observer
+from app.lifecycle.plan import Planning
 from app.lifecycle.register import StateIntake
 from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
@@ -192,6 +194,17 @@ class Services:
             ids=self.ids,
             max_candidates=self.settings.max_candidates,
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
+        )
+        self.planning = Planning(
+            self.matcher,
+            self.index,
+            self.workers,
+            sink=self.spool,
+            policies=self.policy_provider,
+            costs=StoredCosts(self.profiles),
+            topologies=self.topology,
+            clock=self.clock,
+            ids=self.ids,
         )
         observer = Observer(
             self.spool,

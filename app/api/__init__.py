@@ -6,6 +6,7 @@ from app.api.decisions import decisions_router
 from app.api.engines import engines_router
 from app.api.indexer import indexer_router
 from app.api.match import match_router
+from app.api.plans import plans_router
 from app.api.policies import policies_router
 from app.api.states import states_router
 from app.api.transfers import transfers_router
@@ -22,6 +23,8 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(states_router())
     # /v1/policies, /v1/quotas
     app.include_router(policies_router())
+    # /v1/plans
+    app.include_router(plans_router())
     # /v1/decisions
     app.include_router(decisions_router())
     # /v1/transfers

@@ -1,25 +1,20 @@
 """`GET /v1/decisions/{id}/rerun`: a decision made again from its record, under a policy."""
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Any
 from uuid import UUID
 
 from fastapi import Query
 from pydantic import BaseModel, ConfigDict, Field
-from sqlalchemy import Row
 
 from app.api.declared import errors_of
+from app.api.policy_labels import policy_of, policy_of_label
 from app.contract.limits import MAX_I63
 from app.control.auth import require_scope
 from app.control.keys import Scope
 from app.decisions.repository import DecisionRepository
 from app.dependencies import DecisionsReader, ServicesDep
-from app.errors import ErrorCode, NexusError
+from app.errors import ErrorCode
 from app.lifecycle.rerun import recorded, rerun
-from app.policy.document import ExecutionPolicy, load_policy
-from app.policy.store import no_policy
-from app.services import Services
-
-_FILE: Final = "file"
 
 
 class ChosenView(BaseModel):
@@ -75,45 +70,19 @@ async def rerun_decision(
     async with services.database.read() as session:
         found = await DecisionRepository(session).history(decision_id, tenants=principal.tenants)
     one = found.decision
-    label, under = await _policy(services, one, query.policy)
-    before, again = recorded(one), rerun(one, under)
+    if query.policy is None:
+        under = await policy_of_label(services, one.policy_version)
+    else:
+        under = await policy_of(services, query.policy)
+    before, again = recorded(one), rerun(one, under.policy)
     return RerunView(
         decision_id=one.decision_id,
         recorded_policy_version=one.policy_version,
-        policy_version=label,
+        policy_version=under.label,
         recorded=ChosenView.model_validate(before),
         again=ChosenView.model_validate(again),
         same=before == again,
     )
-
-
-async def _policy(
-    services: Services, one: Row[Any], number: int | None
-) -> tuple[str, ExecutionPolicy]:
-    """The one asked for, else the decision's own, and its label.
-
-    Raises NOT_FOUND, NOT_RERUNNABLE.
-    """
-    current = services.policy_provider.current
-    if number is None:
-        if one.policy_version == current.label:
-            return current.label, current.policy
-        named, _, version = one.policy_version.partition(":")
-        if named == _FILE:
-            document = await services.policies.of_file(version)
-            if document is None:
-                raise NexusError(
-                    ErrorCode.NOT_RERUNNABLE,
-                    "This decision was made under a policy file that was not kept; name a stored"
-                    " version with `policy`",
-                )
-            return one.policy_version, load_policy(document)
-        number = int(named)
-    stored = await services.policies.get(number)
-    if stored is None:
-        raise no_policy(number)
-    policy = load_policy(stored.document)
-    return f"{number}:{policy.version}", policy
 
 
 def rerun_errors() -> dict[int | str, dict[str, Any]]:

@@ -38,7 +38,7 @@ def too_large() -> NexusError:
 def judged(body: bytes, error: Exception, decoder: "msgspec.json.Decoder[_T]") -> _T:
     """What the published model makes of a body that was refused; raises what it finds."""
     if len(body) > MAX_JUDGED_BYTES:
-        raise _first(error)
+        raise first_fault(error)
     try:
         value = orjson.loads(body)
     except orjson.JSONDecodeError as fault:
@@ -78,7 +78,7 @@ def _reported(value: Any, model: type[BaseModel]) -> Any:
     return kept
 
 
-def _first(error: Exception) -> NexusError:
+def first_fault(error: Exception) -> NexusError:
     """The first fault as the decoder has it; it quotes nothing but the names of fields."""
     if not isinstance(error, msgspec.ValidationError):
         return NexusError(ErrorCode.INVALID_JSON, "The body is not valid JSON")

@@ -5,7 +5,9 @@ from typing import Any, Final
 import msgspec
 from pydantic.json_schema import models_json_schema
 
+from app.api.plan_schemas import PlanRequest
 from app.api.state_schemas import RegisterProblem, StateBatch
+from app.contract.evidence import QueryEvidence
 from app.contract.registration import Registration
 from app.policy.document import ExecutionPolicyV1, ExecutionPolicyV2
 
@@ -56,6 +58,21 @@ def add_policies(document: dict[str, Any]) -> dict[str, Any]:
             }
             for name, operation in operations.items()
         }
+    return document
+
+
+def add_plans(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the body of a plan's request."""
+    components = document.setdefault("components", {}).setdefault("schemas", {})
+    _, definitions = models_json_schema(
+        [(PlanRequest, "validation")], ref_template=_REF + "{model}"
+    )
+    components.update(definitions["$defs"])
+    _, contract = msgspec.json.schema_components(
+        [QueryEvidence], ref_template=f"{_REF}{_PREFIX}{{name}}"
+    )
+    plain = msgspec.json.decode(msgspec.json.encode(contract))
+    components.update({_PREFIX + name: schema for name, schema in plain.items()})
     return document
 
 

@@ -31,13 +31,14 @@ from app.lifecycle.keeping import DecisionSink, durability_of
 from app.lifecycle.observe import Policies
 from app.lifecycle.placing import Directory
 from app.lifecycle.plan_query import EngineHolding, PlanQuery
-from app.lifecycle.plan_question import Asked, Asking, Nodes, Profiles, Sizes
+from app.lifecycle.plan_question import Asked, Asking, Costs, Sizes
 from app.lifecycle.plan_record import ACTIONS, record_of
 from app.lifecycle.plan_told import Teller, ToldPlan, excluded
 from app.lifecycle.reservations import Reservations
 from app.planner.choose import Plan, PlanAction, plan
 from app.planner.explain import considered
 from app.policy.provider import ActivePolicy
+from app.topology.topology_provider import Topology
 from nexuskv_core import TokenText
 
 MAX_STATES: Final = 64
@@ -47,14 +48,11 @@ _REUSED: Final = (_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.PLANNED)
 _COMPUTED: Final = (_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
 
 
-class CurrentNodes(Protocol):
-    @property
-    def current(self) -> Nodes: ...
+class Topologies(Protocol):
+    """Where the topology in force is read."""
 
-
-class CurrentProfiles(Protocol):
     @property
-    def current(self) -> Profiles: ...
+    def current(self) -> Topology: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +83,8 @@ class Planning:
         *,
         sink: DecisionSink,
         policies: Policies,
-        profiles: CurrentProfiles,
-        topology: CurrentNodes,
+        costs: Costs,
+        topologies: Topologies,
         clock: Clock,
         ids: IdSource,
     ) -> None:
@@ -95,8 +93,8 @@ class Planning:
         self._directory = directory
         self._sink = sink
         self._policies = policies
-        self._profiles = profiles
-        self._topology = topology
+        self._costs = costs
+        self._topologies = topologies
         self._clock = clock
         self._ids = ids
         self._sizes = Sizes()
@@ -123,8 +121,8 @@ class Planning:
         active = dry_run or self._policies.current
         match = await self._match(query)
         now_us = self._clock.now_us()
-        nodes = self._topology.current
-        asked = self._asked(query, match, active, nodes)
+        topology = self._topologies.current
+        asked = self._asked(query, match, active, topology)
         explore = _explores(decision_id, active.policy.cost_bounds.exploration_share)
         if explore and dry_run is None:
             question = msgspec.structs.replace(asked.question, explore=True)
@@ -132,7 +130,7 @@ class Planning:
         try:
             found = plan(asked.question)
         except NexusError as error:
-            return Refused(error, None)
+            return Refused(_unusable(error, asked), None)
         devices = tuple(target.device_class for target in query.targets)
         teller = Teller(asked, active.policy, devices)
         told = teller.plan(found, considered(asked.question, found) if full else None)
@@ -141,7 +139,7 @@ class Planning:
             None if dry_run else decision_id,
             now_us,
             active.label,
-            nodes.version,
+            topology.version,
             match.result if match is not None else "previous",
             freshness.value,
         )
@@ -163,20 +161,22 @@ class Planning:
         )
 
     def _asked(
-        self, query: PlanQuery, match: Match | None, active: ActivePolicy, nodes: Nodes
+        self, query: PlanQuery, match: Match | None, active: ActivePolicy, topology: Topology
     ) -> Asked:
         asking = Asking(
             query,
             active.policy,
             self._matcher.engines(query.wanted),
-            profiles=self._profiles.current,
-            nodes=nodes,
+            costs=self._costs,
+            topology=topology,
             directory=self._directory,
             sizes=self._sizes,
             running=self.reservations.running(query.wanted.tenant),
         )
         holdings = _holdings(match) if match is not None else list(_previous(query))
-        return asking.question(holdings, self._states(query), self.reservations.links(nodes.links))
+        return asking.question(
+            holdings, self._states(query), self.reservations.links(topology.links)
+        )
 
     def _states(self, query: PlanQuery) -> list[Candidate]:
         """Registered states that match; of those that matched before, those that are still there,
@@ -301,3 +301,9 @@ def _explores(decision_id: UUID, share: float) -> bool:
 
 def _json(value: object) -> str:
     return msgspec.json.encode(value).decode()
+
+
+def _unusable(error: NexusError, asked: Asked) -> NexusError:
+    """With what is known of each target that may not be used."""
+    why = "; ".join(f"{note.about}: {note.note}" for note in asked.notes)
+    return NexusError(error.code, f"{error.message} ({why})" if why else error.message)

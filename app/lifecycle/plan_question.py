@@ -24,6 +24,7 @@ from app.planner.profile import Profile
 from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
 from app.policy.document import ExecutionPolicy, QuotaMode
 from app.policy.evaluate import ruling
+from app.topology.topology_provider import Topology
 
 MAX_SOURCES: Final = 256
 _TIERS: Final = {
@@ -38,24 +39,11 @@ _SIZES: Final = 4_096
 _SIZED_TOKENS: Final = 1 << 16
 
 
-class Profiles(Protocol):
+class Costs(Protocol):
     """What computing and bringing costs, of a model on hardware."""
 
-    def best(self, model: str, hardware: str) -> Profile:
+    def profile(self, model: str, hardware: str) -> Profile:
         """Of those that are known the one that fits best; there always is one."""
-
-
-class Nodes(Protocol):
-    """Where engines are, as the topology in force says."""
-
-    @property
-    def version(self) -> int | None: ...
-    @property
-    def links(self) -> Links: ...
-    @property
-    def engine_nodes(self) -> Mapping[str, str]: ...
-    @property
-    def engine_hardware(self) -> Mapping[str, str]: ...
 
 
 class Origin(NamedTuple):
@@ -117,8 +105,8 @@ class Asking:
         policy: ExecutionPolicy,
         seen: Mapping[EngineKey, Seen],
         *,
-        profiles: Profiles,
-        nodes: Nodes,
+        costs: Costs,
+        topology: Topology,
         directory: Directory,
         sizes: Sizes,
         running: int,
@@ -126,8 +114,8 @@ class Asking:
         self._query = query
         self._policy = policy
         self._seen = seen
-        self._profiles = profiles
-        self._nodes = nodes
+        self._costs = costs
+        self._topology = topology
         self._directory = directory
         self._sizes = sizes
         self._running = running
@@ -181,12 +169,11 @@ class Asking:
             free = asked.free_blocks * block
         elif asked.free_blocks is not None:
             self._notes.append(Note(name, "free_blocks without block_tokens: not counted"))
-        hardware = asked.hardware or self._nodes.engine_hardware.get(asked.key.instance_id, "")
         return Target(
             name,
             asked.generation or (seen.view.epoch if seen is not None else 0),
             self._node(asked.key, asked.residency),
-            self._profiles.best(self._query.wanted.model, hardware),
+            self._profile(asked.key, asked.hardware),
             local,
             asked.queue_depth,
             asked.running_prefill_tokens,
@@ -199,7 +186,7 @@ class Asking:
         """Where an engine is; one of which nobody says is a node of its own."""
         seen = self._seen.get(key)
         registered = None if seen is None else seen.view.spec.node
-        told = self._nodes.engine_nodes.get(key.instance_id)
+        told = self._topology.engine_nodes.get(key.instance_id)
         return residency or told or registered or key.instance_id
 
     # ---- sources
@@ -218,7 +205,7 @@ class Asking:
         for holding in holdings:
             seen, name = self._seen.get(holding.key), _shown(holding.key)
             line = None if seen is None else self._line_of(seen)
-            known = line or Line(0.0, self._default_bytes(holding.key))
+            known = line or Line(0.0, self._profile(holding.key).default_bytes_per_token)
             origin = Origin("engine", name, holding.key, None if seen is None else seen.view.epoch)
             not_known = None if id(holding) in stands else _not_known(holding)
             node = self._node(holding.key)
@@ -239,9 +226,11 @@ class Asking:
                 )
                 yield source, origin
 
-    def _default_bytes(self, key: EngineKey) -> float:
-        hardware = self._nodes.engine_hardware.get(key.instance_id, "")
-        return self._profiles.best(self._query.wanted.model, hardware).default_bytes_per_token
+    def _profile(self, key: EngineKey, hardware: str | None = None) -> Profile:
+        if hardware is None:
+            engine = self._topology.engines.get(key.instance_id)
+            hardware = (engine.hardware if engine is not None else None) or ""
+        return self._costs.profile(self._query.wanted.model, hardware)
 
     def _line_of(self, seen: Seen) -> Line | None:
         """Of an engine's blocks, by the descriptor of a state that is registered with it."""
@@ -254,7 +243,7 @@ class Asking:
         for candidate in states:
             state = candidate.state
             line = self._sizes.of(state.entry.descriptor)
-            known = line or Line(0.0, self._default_bytes(EngineKey("")))
+            known = line or Line(0.0, self._profile(EngineKey("")).default_bytes_per_token)
             worker = state.payload[0] if state.payload else None
             locator = state.entry.location.locator
             yield (
@@ -348,7 +337,7 @@ class Asking:
         sources: Sequence[Source],
         origins: Sequence[Origin],
     ) -> None:
-        """What a tenant may not move at once, or by one more transfer; an engine's own is its own."""
+        """What a tenant may not move at once, or by one more; an engine's own is its own."""
         quota = self._policy.quota_admission_policy
         full = 0 < quota.max_concurrent_transfers <= self._running
         for place, (source, origin) in enumerate(zip(sources, origins, strict=True)):

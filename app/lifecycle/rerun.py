@@ -53,6 +53,8 @@ def rerun(one: Row[Any], policy: ExecutionPolicy) -> Chosen:
         raise _not_rerunnable("it repeated a stored answer, and nothing was chosen")
     if one.kind == DecisionKind.LOOKUP:
         return _lookup(one, inputs, policy)
+    if one.kind == DecisionKind.PLAN:
+        raise _not_rerunnable("plans are explained by GET /v1/plans/{id}")
     return _plan(one, inputs, policy)
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from typing import Final, NamedTuple
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from app.contract.enums import Word
 from app.errors import ErrorCode, NexusError
@@ -46,7 +46,7 @@ class Alternative(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """The choice. `fallback` is computing on the chosen target. `margin_us` is to the best other
+    """The choice. `fallback` is computing all of it on the chosen target. `margin_us` is to the best other
     one that could be taken, None without one. `late`: the deadline cannot be met. `explored`: it
     was taken to learn what it costs.
 
@@ -76,14 +76,12 @@ class _Way(NamedTuple):
 
 
 def plan(question: Question) -> Plan:
-    """Raises INVALID_FIELD without a target that may be used, or a prompt."""
+    """Raises NO_USABLE_TARGET without a target that may be used, INVALID_FIELD without a prompt."""
     if question.tokens < 1:
         raise NexusError(ErrorCode.INVALID_FIELD, "A plan needs a prompt of at least one token")
     targets = [one for one in question.targets if one.excluded is None]
     if not targets:
-        raise NexusError(
-            ErrorCode.INVALID_FIELD, "No target may be used: each one is excluded or unknown"
-        )
+        raise NexusError(ErrorCode.NO_USABLE_TARGET, "None of the targets may be used")
     waits = [waiting(target) for target in targets]
     computes_us = [
         computing_us(question, target, wait) for target, wait in zip(targets, waits, strict=True)
@@ -100,7 +98,7 @@ def plan(question: Question) -> Plan:
     told = _Told(question, targets, waits)
     return Plan(
         told.of(taken, None),
-        told.of(_Way(0.0, "", -1, taken.at, None), None),
+        told.fallback(taken.at),
         _margin_us(able, taken),
         late and taken.lost is PlanExclusion.DEADLINE,
         tuple(told.others(ways, taken)),
@@ -180,6 +178,14 @@ class _Told:
         priced = bringing(question, target, wait, source, compute)
         assert isinstance(priced, Priced)
         return Alternative(self._action(way), target, priced, source, lost)
+
+    def fallback(self, at: int) -> Alternative:
+        """Should nothing be there after all: computing everything."""
+        target, wait = self._targets[at], self._waits[at]
+        bare = structs.replace(target, local_tokens=0)
+        return Alternative(
+            PlanAction.RECOMPUTE, target, computing(self._question, bare, wait), None, None
+        )
 
     def others(self, ways: Sequence[_Way], taken: _Way) -> Iterator[Alternative]:
         """The best of each action and target, and of each target what may not be brought."""

@@ -36,7 +36,8 @@ class Part(NamedTuple):
 
 
 class Priced(NamedTuple):
-    """An alternative with its cost. `gain_us` is against computing on the same target.
+    """An alternative with its cost. `gain_us`: of what is brought, against computing on the same
+    target what that has not; of what the target has, against computing all.
 
     `moved_bytes` go over the link; `tail_tokens` are computed.
     """
@@ -97,7 +98,9 @@ def computing(question: Question, target: Target, wait: Waiting) -> Priced:
         *_prefilling(target, wait, question.tokens - have, have),
     )
     total = computing_us(question, target, wait)
-    return Priced(total, 0.0, 0.0, 0.0, question.tokens - have, parts)
+    saved = prefill.recompute_us(have, 0) * wait.slowdown
+    deviation = prefill.uncertainty * saved
+    return Priced(total, saved, deviation, 0.0, question.tokens - have, parts)
 
 
 def usable(question: Question, target: Target, source: Source) -> int:
