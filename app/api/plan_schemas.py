@@ -225,8 +225,8 @@ class WayView(BaseModel):
     total_us: int = Field(description="From now to the first token.")
     uncertainty_us: int
     gain_us: int = Field(
-        description="Of what is brought, against computing on the same target what that has not; of "
-        "what the target has, against computing all."
+        description="Of what is brought, against computing on the same target what that has not; "
+        "of what the target has, against computing all."
     )
     gain_uncertainty_us: int
     transfer_us: int = Field(description="The whole transfer, also what the queue hides.")

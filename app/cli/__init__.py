@@ -13,6 +13,7 @@ from app.cli.index import index_app
 from app.cli.keys import keys_app
 from app.cli.migrate import migrate_command
 from app.cli.openapi import openapi_command
+from app.cli.plan import plan_app
 from app.cli.policy import policy_app
 from app.cli.replay import replay_command
 from app.cli.serve import serve_command
@@ -57,6 +58,7 @@ cli.add_typer(keys_app, name="keys")
 cli.command("workers")(workers_command)
 cli.command("doctor")(doctor_command)
 cli.add_typer(policy_app, name="policy")
+cli.add_typer(plan_app, name="plan")
 cli.command("replay")(replay_command)
 cli.command("evaluate")(evaluate_command)
 cli.add_typer(history_app, name="history")

@@ -37,6 +37,9 @@ _WITHOUT_STATE: Final = frozenset(
 )  # fmt: skip
 
 
+_PLANNED: Final = {"reuse": "reuse", "transfer": "bring the state", "recompute": "compute it again"}
+
+
 @dataclass(frozen=True, slots=True)
 class Step:
     """One of the eight. `state` is `done`, `earlier`, `later`, `fell_back` or `not_reached`."""
@@ -100,7 +103,9 @@ def why(found: DecisionHistory) -> Why:
         do = do or reason.do
     ends = [row.status for row in found.outcomes]
     told += [AFTERWARDS[OutcomeStatus(status)] for status in dict.fromkeys(ends)]
-    if recomputed:
+    if one.kind == DecisionKind.PLAN:
+        question = f"Why {_PLANNED.get(one.action, 'this')}?"
+    elif recomputed:
         question = "Why did this request recompute?"
     elif one.kind in (DecisionKind.PREFETCH, DecisionKind.STORE):
         question = "Why was this state moved?"

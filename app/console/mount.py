@@ -16,6 +16,7 @@ from app.console.decision import decision_page
 from app.console.decisions import decisions_page, found_decision
 from app.console.engines import engine_page, engines_page
 from app.console.overview import overview_page
+from app.console.plan import plan_page
 from app.console.policies import (
     activate,
     confirm_page,
@@ -61,6 +62,7 @@ _PAGES: Final[tuple[tuple[str, str, Scope | None, View], ...]] = (
     ("/console/decisions", "GET", Scope.DECISIONS_READ, decisions_page),
     ("/console/decisions/find", "GET", Scope.DECISIONS_READ, found_decision),
     ("/console/decisions/{decision_id:uuid}", "GET", Scope.DECISIONS_READ, decision_page),
+    ("/console/plans/{decision_id:uuid}", "GET", Scope.DECISIONS_READ, plan_page),
     ("/console/policies", "GET", Scope.POLICIES_READ, policies_page),
     ("/console/policies/diff", "GET", Scope.POLICIES_READ, diff_page),
     ("/console/policies/{number:int}", "GET", Scope.POLICIES_READ, policy_page),

@@ -11,6 +11,7 @@ from app.contract.enums import ExclusionReason, FallbackReason
 from app.decisions.record import DecisionOutcome, LostReason, OutcomeStatus
 from app.errors import ERROR_RULES, ErrorCode
 from app.index.matcher import Freshness
+from app.planner.question import PlanExclusion
 
 
 class Said(NamedTuple):
@@ -209,6 +210,58 @@ ERRORS: Final[dict[ErrorCode, Said]] = {
     ),
 }
 
+_P = PlanExclusion
+
+PLANS: Final[dict[PlanExclusion, Said]] = {
+    _P.INCOMPATIBLE: Said(
+        "It is not proven to be the same state: its evidence, layout or revision differs, or there"
+        " is none.",
+        "Give the plan the evidence of the request, and register engines with their layouts.",
+    ),
+    _P.UNAVAILABLE: Said(
+        "Its worker or engine was silent, or no longer held it.",
+        "Look at the workers' and engines' pages.",
+    ),
+    _P.POLICY_DENIED: Said(
+        "The policy lets no backend read that tier into such a device.",
+        "Allow the tier and a backend in the policy if this state should be used.",
+    ),
+    _P.UNKNOWN_GENERATION: Said(
+        "It was said of another process of the engine than the one that is known now.",
+        "Send the `epoch` of a recent match, and match again after a restart.",
+    ),
+    _P.QUOTA: Said(
+        "The tenant's quota does not allow to move so much, or one transfer more.",
+        "Wait until its transfers end, or raise the quota in the policy.",
+    ),
+    _P.NOT_LONGER: Said("The target has as much of the prefix itself.", ""),
+    _P.NO_PATH: Said(
+        "Neither the cost profile nor the topology knows a way from that tier.",
+        "Add a path to the profile, or the link to the topology.",
+    ),
+    _P.LINK_BUSY: Said(
+        "As many transfers ran on the link as it takes.",
+        "Raise `max_in_flight` of the link if it can take more.",
+    ),
+    _P.NO_CAPACITY: Said(
+        "The target had no free blocks for it.",
+        "Send `free_blocks` as they are; more of them need another engine.",
+    ),
+    _P.OVERLOADED: Said(
+        "The target's queue was longer than the policy lets it grow.",
+        "Raise `cost_bounds.max_queue_us`, or add engines.",
+    ),
+    _P.DEADLINE: Said(
+        "It would have been ready later than it was wanted.",
+        "A later deadline, a shorter queue or a quicker link would allow it.",
+    ),
+    _P.GAIN_UNCERTAIN: Said(
+        "Less would have been gained than is uncertain.",
+        "Calibrated profiles are surer; `cost_bounds.deviations` says how sure it must be.",
+    ),
+    _P.SLOWER: Said("Another alternative was ready sooner.", ""),
+}
+
 ENDINGS: Final[dict[DecisionOutcome, str]] = {
     DecisionOutcome.HIT: "A state was found that may be reused.",
     DecisionOutcome.MISS: "No state was found, so the input was computed again.",
@@ -221,6 +274,7 @@ ENDINGS: Final[dict[DecisionOutcome, str]] = {
     DecisionOutcome.MATERIALIZED: "A worker brought the state and verified its bytes.",
     DecisionOutcome.ACKNOWLEDGED: "The engine took the state by itself; NexusKV moved nothing.",
     DecisionOutcome.TRANSFERRED: "A worker moved the state and verified its bytes.",
+    DecisionOutcome.PLANNED: "A plan was made; whoever asked for it carries it out.",
     DecisionOutcome.REPLAYED: "It was asked for before: the stored answer was given again.",
     DecisionOutcome.UNAVAILABLE: "The state could not be had just then, so the input was computed"
     " again, or nothing was done.",
@@ -245,6 +299,7 @@ _SAID: Final[dict[str, Said]] = {
         for code, rule in ERROR_RULES.items()
     },
     **UNSURE,
+    **{reason.value: found for reason, found in PLANS.items()},
     **{reason.value: found for reason, found in LOST.items()},
     **{reason.value: found for reason, found in EXCLUSIONS.items()},
     **{reason.value: found for reason, found in FALLBACKS.items()},

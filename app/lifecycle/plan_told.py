@@ -10,7 +10,7 @@ from typing import Final
 import msgspec
 
 from app.contract.enums import DeviceClass
-from app.lifecycle.plan_question import Asked, Note, Origin, backend_for
+from app.lifecycle.plan_question import Asked, Origin, backend_for
 from app.planner.choose import Alternative, Plan, PlanAction
 from app.planner.explain import Considered
 from app.planner.pricing import Priced
@@ -72,6 +72,13 @@ class ToldExclusion(msgspec.Struct, frozen=True, gc=False):
     count: int
 
 
+class ToldNote(msgspec.Struct, frozen=True, gc=False):
+    """What of a question is not as its caller said, or is not known."""
+
+    about: str
+    note: str
+
+
 class ToldConsidered(msgspec.Struct, frozen=True, gc=False):
     """One alternative of all; those that were not priced have no costs."""
 
@@ -96,7 +103,7 @@ class ToldPlan(msgspec.Struct, frozen=True, gc=False):
     tokens: int
     alternatives: tuple[ToldWay, ...]
     excluded: tuple[ToldExclusion, ...]
-    notes: tuple[Note, ...]
+    notes: tuple[ToldNote, ...]
     considered: tuple[ToldConsidered, ...] | None = None
     considered_left_off: int = 0
 
@@ -133,7 +140,7 @@ class Teller:
             tokens=self._asked.question.tokens,
             alternatives=tuple(map(self.way, plan.alternatives)),
             excluded=excluded(plan.excluded),
-            notes=self._asked.notes,
+            notes=tuple(ToldNote(*note) for note in self._asked.notes),
             considered=None if listed is None else tuple(listed[:MAX_CONSIDERED]),
             considered_left_off=max(0, len(listed or ()) - MAX_CONSIDERED),
         )
@@ -210,14 +217,15 @@ def excluded(counts: Mapping[PlanExclusion, int]) -> tuple[ToldExclusion, ...]:
 
 def links_of(question: Question) -> dict[tuple[str, str], int]:
     """How many transfers ran on each link that the question is about; only those with any."""
-    nodes = {target.node for target in question.targets}
-    found = {}
-    for source in {source.node for source in question.sources}:
-        for node in nodes:
-            running = question.links.get(source, node).in_flight
-            if running:
-                found[source, node] = running
-    return found
+    if not question.links.running:
+        return {}
+    targets = {target.node for target in question.targets}
+    sources = {source.node for source in question.sources}
+    return {
+        (source, target): running
+        for (source, target), running in question.links.running.items()
+        if source in sources and target in targets
+    }
 
 
 def _terms(priced: Priced) -> tuple[ToldTerm, ...]:

@@ -46,9 +46,9 @@ class Alternative(Struct, frozen=True):
 
 
 class Plan(Struct, frozen=True):
-    """The choice. `fallback` is computing all of it on the chosen target. `margin_us` is to the best other
-    one that could be taken, None without one. `late`: the deadline cannot be met. `explored`: it
-    was taken to learn what it costs.
+    """The choice. `fallback` is computing all of it on the chosen target. `margin_us` is to the
+    best other one that could be taken, None without one. `late`: the deadline cannot be met.
+    `explored`: it was taken to learn what it costs.
 
     `alternatives` are the best of each action and target, at most 16, the soonest first;
     `excluded` counts all that was not taken by its reason.

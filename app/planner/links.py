@@ -38,16 +38,20 @@ class Links:
             raise ValueError(f"at most {MAX_NODES} nodes")
         self.place = {name: place for place, name in enumerate(dict.fromkeys(nodes))}
         self.table = array("d", bytes(8 * FIELDS * len(self.place) ** 2))
+        # Of the links that carry any transfer, how many.
+        self.running: dict[tuple[str, str], int] = {}
         for (source, target), link in (known or {}).items():
             at = self._at(source, target)
             if at is None:
                 raise ValueError(f"a link from {source} to {target}, which are not both nodes")
             self.table[at : at + FIELDS] = array("d", link)
+            if link.in_flight:
+                self.running[source, target] = link.in_flight
 
     def copy(self) -> "Links":
         """Another table of the same content: what is counted in one is not in the other."""
         made = Links()
-        made.place, made.table = self.place, self.table[:]
+        made.place, made.table, made.running = self.place, self.table[:], dict(self.running)
         return made
 
     def get(self, source: str, target: str) -> Link:
@@ -63,6 +67,9 @@ class Links:
         at = self._at(source, target)
         if at is not None:
             self.table[at + 2] = max(0.0, self.table[at + 2] + transfers)
+            self.running[source, target] = int(self.table[at + 2])
+            if not self.running[source, target]:
+                del self.running[source, target]
 
     def _at(self, source: str, target: str) -> int | None:
         one, two = self.place.get(source), self.place.get(target)

@@ -13,6 +13,7 @@ import msgspec
 
 from tests.fixtures.service import ServiceProcess, decisions_of
 from tests.fixtures.wire import (
+    INPUT_IDENTITY,
     MODEL_IDENTITY,
     estimate_body,
     heartbeat_body,
@@ -61,7 +62,8 @@ def tell(service: ServiceProcess, *, rounds: int = 3) -> Story:
         for _ in range(rounds):
             _requests(client)
         story.ids |= _chain(client)
-        found = decisions_of(client, 7 * rounds + 3, tenant=TENANT)
+        _plan(client)
+        found = decisions_of(client, 7 * rounds + 4, tenant=TENANT)
         for one in found:
             story.ids.setdefault(one["outcome"], one["decision_id"])
     return story
@@ -150,6 +152,28 @@ def _requests(client: httpx.Client) -> None:
     ):
         answer = lookup(client, TENANT, **common, **changes)
         assert answer.status_code < 500 or answer.status_code == 503, answer.text
+
+
+def _plan(client: httpx.Client) -> None:
+    """A busy engine and an idle one, states of which one may be brought, and one that may not."""
+    scope = {"engine_family": "sglang", "semantic_type": "mha_kv"}
+    evidence = {
+        "model_identity": MODEL_IDENTITY, "input_semantic_identity": INPUT_IDENTITY,
+        "input_fingerprint": "of-the-plan",
+    }  # fmt: skip
+    tokens = [*SYSTEM_PROMPT, *range(30_000, 31_000)]
+    body = {
+        "query": {"tenant": TENANT, "model": MODEL, "tokens": tokens, "states": scope},
+        "evidence": evidence,
+        "targets": [
+            {"engine_id": "vllm-0", "residency": "node-b", "queue_depth": 3,
+             "running_prefill_tokens": 9_000, "running_decode_tokens": 40_000},
+            {"engine_id": "vllm-1", "residency": "node-c", "queue_depth": 0,
+             "running_prefill_tokens": 400},
+            {"engine_id": "vllm-9"},
+        ],
+    }  # fmt: skip
+    client.post("/v1/plans", json=body).raise_for_status()
 
 
 def _chain(client: httpx.Client) -> dict[str, str]:

@@ -12,6 +12,7 @@ PAGES = {
     "decisions": "/console/decisions",
     "decision": "/console/decisions/{excluded}",
     "decision-chain": "/console/decisions/{acknowledged}",
+    "plan": "/console/plans/{planned}",
     "policies": "/console/policies",
     "policy": "/console/policies/{policy}",
     "policy-diff": "/console/policies/diff?from=active&to={policy}",

@@ -36,7 +36,8 @@ def test_its_blocks_are_brought_where_its_queue_is_long(fleet: PlanFleet) -> Non
     assert (chosen["source"]["tier"], chosen["source"]["kind"]) == ("device", "engine")
     assert chosen["source"]["backend"] is not None
     assert chosen["moved_bytes"] == 3_200 * 131_072
-    assert chosen["path"].startswith("device@") and " -> device@" in chosen["path"]
+    assert chosen["path"].startswith("device@")
+    assert " -> device@" in chosen["path"]
     assert chosen["gain_us"] == pytest.approx(
         plan["fallback"]["total_us"] - chosen["total_us"], abs=1
     )

@@ -37,9 +37,7 @@ def refused(text: str) -> list[tuple[str, ErrorCode]]:
 
 def test_it_says_all_that_the_first_does_and_more() -> None:
     policy = load_policy(
-        second(
-            cost_bounds=BOUNDS, prefetch_budgets=BUDGETS, history_durability={"plan": "spooled"}
-        )
+        second(cost_bounds=BOUNDS, prefetch_budgets=BUDGETS, history_durability={"plan": "spooled"})
     )
     assert policy.cost_bounds.deviations == 2.0
     assert policy.cost_bounds.max_queue_us == 500_000
