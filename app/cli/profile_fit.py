@@ -75,7 +75,7 @@ def fit_profile(
             raise PointError(f"{part}: {error}") from None
     profile = _checked(base, prefill, paths, naming)
     compared = tuple(
-        Compared(part, point, _predicted_us(profile, part, point.size))
+        Compared(part, point, _predicted_us(profile, part, point))
         for part, measured in points.items()
         for point in measured
     )
@@ -115,8 +115,8 @@ def _of_path(part: Part, path: Path, points: int) -> FittedPart:
     return FittedPart(part, points, path.uncertainty, terms)
 
 
-def _predicted_us(profile: Profile, part: Part, size: float) -> float:
+def _predicted_us(profile: Profile, part: Part, point: Point) -> float:
     if part.tier is None:
-        return profile.prefill.schedule_us + profile.prefill.recompute_us(size, 0)
+        return profile.prefill.schedule_us + profile.prefill.recompute_us(point.size, 0)
     path = next(one for one in profile.paths if (one.tier, one.remote) == (part.tier, part.remote))
-    return path.latency_us + size / path.bytes_per_us
+    return path.latency_us + point.size / path.bytes_per_us

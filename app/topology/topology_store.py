@@ -1,6 +1,7 @@
 """Versions of the topology: each put whole, never changed; the highest is in force."""
 
 import asyncio
+from hashlib import sha256
 from typing import Final
 
 from app.clock import Clock
@@ -8,7 +9,7 @@ from app.contract.limits import MAX_I63
 from app.contract.messages import check_message
 from app.db.session import Database
 from app.errors import ErrorCode, NexusError
-from app.topology.document import TopologyDocument, canonical_bytes, load_topology
+from app.topology.document import MAX_TOPOLOGY_BYTES, canonical_bytes, load_topology
 from app.topology.topology_repository import (
     StoredTopology,
     TopologySummary,
@@ -91,8 +92,15 @@ class TopologyStore:
 
 
 def _canonical(text: bytes | str) -> tuple[str, bytes]:
-    topology: TopologyDocument = load_topology(text)
-    return canonical_bytes(topology).decode(), bytes.fromhex(topology.content_sha256)
+    """What is stored of a document, and its digest.
+
+    Raises REQUEST_TOO_LARGE also where only what is stored, which every process reads, would be.
+    """
+    document = canonical_bytes(load_topology(text))
+    if len(document) > MAX_TOPOLOGY_BYTES:
+        limit = f"The document must have at most {MAX_TOPOLOGY_BYTES} bytes, each number as 1.0"
+        raise NexusError(ErrorCode.REQUEST_TOO_LARGE, limit)
+    return document.decode(), sha256(document).digest()
 
 
 def no_topology(version: int) -> NexusError:
