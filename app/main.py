@@ -12,7 +12,7 @@ from app.api import include_routers
 from app.api.engine_openapi import add_engines
 from app.api.indexer_errors import IndexerErrorsMiddleware
 from app.api.match_states import States
-from app.api.openapi import add_plans, add_policies, add_states
+from app.api.openapi import add_documents, add_plans, add_states
 from app.api.queries import AtOnce, Queries
 from app.api.query_openapi import add_queries
 from app.api.worker_access import WorkerAccess
@@ -63,7 +63,7 @@ class NexusApp(FastAPI):
     def openapi(self) -> dict[str, Any]:
         if self.openapi_schema is None:
             found = add_engines(
-                add_queries(add_workers(add_plans(add_policies(add_states(super().openapi())))))
+                add_queries(add_workers(add_plans(add_documents(add_states(super().openapi())))))
             )
             self.openapi_schema = add_bridge(found)
         return self.openapi_schema

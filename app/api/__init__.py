@@ -8,7 +8,9 @@ from app.api.indexer import indexer_router
 from app.api.match import match_router
 from app.api.plans import plans_router
 from app.api.policies import policies_router
+from app.api.profiles import profiles_router
 from app.api.states import states_router
+from app.api.topology import topology_router
 from app.api.transfers import transfers_router
 from app.api.worker_access import WorkerAccess
 from app.api.workers import workers_router
@@ -25,6 +27,9 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(policies_router())
     # /v1/plans
     app.include_router(plans_router())
+    # /v1/profiles, /v1/topology: what plans are priced by
+    app.include_router(profiles_router())
+    app.include_router(topology_router())
     # /v1/decisions
     app.include_router(decisions_router())
     # /v1/transfers

@@ -9,13 +9,22 @@ from app.api.plan_schemas import PlanRequest
 from app.api.state_schemas import RegisterProblem, StateBatch
 from app.contract.evidence import QueryEvidence
 from app.contract.registration import Registration
+from app.planner.profile import Profile
 from app.policy.document import ExecutionPolicyV1, ExecutionPolicyV2
+from app.topology.document import TopologyDocument
 
 _REF: Final = "#/components/schemas/"
 # The bridge's models have some of the contract's names.
 _PREFIX: Final = "Contract"
-# Answers have some of the policy's own.
-POLICY_PREFIX: Final = "Policy"
+# Answers have some of the documents' own.
+_DOCUMENTS: Final = {
+    "Policy": (ExecutionPolicyV1, ExecutionPolicyV2),
+    "Cost": (Profile,),
+    "Fleet": (TopologyDocument,),
+}
+POLICY_SCHEMAS: Final = tuple(f"Policy{version.__name__}" for version in _DOCUMENTS["Policy"])
+PROFILE_SCHEMA: Final = f"Cost{Profile.__name__}"
+TOPOLOGY_SCHEMA: Final = f"Fleet{TopologyDocument.__name__}"
 
 
 def add_states(document: dict[str, Any]) -> dict[str, Any]:
@@ -35,15 +44,43 @@ def add_states(document: dict[str, Any]) -> dict[str, Any]:
     return document
 
 
-def add_policies(document: dict[str, Any]) -> dict[str, Any]:
-    """The OpenAPI document with the body of a policy, and how answers lead to a version."""
+def add_documents(document: dict[str, Any]) -> dict[str, Any]:
+    """The OpenAPI document with the bodies of policies, profiles and topologies, and how answers
+    lead to a version."""
     components = document.setdefault("components", {}).setdefault("schemas", {})
-    _, schemas = msgspec.json.schema_components(
-        [ExecutionPolicyV1, ExecutionPolicyV2], ref_template=f"{_REF}{POLICY_PREFIX}{{name}}"
-    )
-    plain = msgspec.json.decode(msgspec.json.encode(schemas))
-    components.update({POLICY_PREFIX + name: schema for name, schema in plain.items()})
-    paths = document["paths"]
+    for prefix, kinds in _DOCUMENTS.items():
+        _, schemas = msgspec.json.schema_components(kinds, ref_template=f"{_REF}{prefix}{{name}}")
+        plain = msgspec.json.decode(msgspec.json.encode(schemas))
+        components.update({prefix + name: schema for name, schema in plain.items()})
+    _add_policy_links(document["paths"])
+    _add_version_links(document["paths"])
+    return document
+
+
+def _add_version_links(paths: dict[str, Any]) -> None:
+    for one, name, operations in (
+        ("/v1/profiles/{number}", "number", (("/v1/profiles", "post"), ("/v1/profiles", "get"))),
+        (
+            "/v1/topology/{version}",
+            "version",
+            (("/v1/topology", "put"), ("/v1/topology/versions", "get")),
+        ),
+    ):
+        operation_id = paths[one]["get"]["operationId"]
+        for path, method in operations:
+            pointer = f"/items/0/{name}" if method == "get" else f"/{name}"
+            responses = paths[path][method]["responses"]
+            for status in ("200", "201"):
+                if status in responses:
+                    responses[status]["links"] = {
+                        "GetVersion": {
+                            "operationId": operation_id,
+                            "parameters": {name: f"$response.body#{pointer}"},
+                        }
+                    }
+
+
+def _add_policy_links(paths: dict[str, Any]) -> None:
     one, activate = paths["/v1/policies/{number}"], paths["/v1/policies/{number}:activate"]
     operations = {"GetPolicy": one["get"], "ActivatePolicy": activate["post"]}
     for method, status, pointer in (
@@ -58,7 +95,6 @@ def add_policies(document: dict[str, Any]) -> dict[str, Any]:
             }
             for name, operation in operations.items()
         }
-    return document
 
 
 def add_plans(document: dict[str, Any]) -> dict[str, Any]:

@@ -1,13 +1,22 @@
 """`/v1/policies`: what operators validate, upload, activate and read; and tenants' quotas."""
 
-import re
 from typing import Annotated, Any, Final
 
 import msgspec
-from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 
 from app.api.declared import errors_of, list_errors, one_errors
-from app.api.openapi import POLICY_PREFIX
+from app.api.documents import (
+    REFUSED,
+    UNREADABLE,
+    EntityTags,
+    document_body,
+    entity_tag,
+    expected_numbers,
+    names_tag,
+    require_document,
+)
+from app.api.openapi import POLICY_SCHEMAS
 from app.api.policy_schemas import (
     ActivationFaultView,
     ActivationResult,
@@ -37,8 +46,6 @@ from app.paging import decode_cursor, encode_cursor
 from app.policy.advice import warnings
 from app.policy.document import (
     ExecutionPolicy,
-    ExecutionPolicyV1,
-    ExecutionPolicyV2,
     canonical_bytes,
 )
 from app.policy.provider import PolicyProvider
@@ -47,34 +54,18 @@ from app.policy.store import NO_ACTIVATION, PolicyStore, no_policy
 from app.problem import ProblemField, problem_field
 from app.quota.charges import usage
 
-MEDIA_TYPES: Final = ("application/json", "application/yaml", "text/yaml")
 _CURSOR_KIND: Final = "policies"
-_MAX_IF_MATCH_CHARS: Final = 1024
-# `"ACTIVATION-DIGEST"`, as `etag` writes it; a digest alone would not tell A, B, A apart.
-_ENTITY_TAG: Final = re.compile(r'"(\d{1,18})-[0-9a-f]{16}"', re.ASCII)
-_DIGEST_CHARS: Final = 16
-
-# What a document can be refused for, before anything is read in it and after.
-_UNREADABLE: Final = (ErrorCode.UNSUPPORTED_MEDIA_TYPE, ErrorCode.INVALID_BODY)
-_REFUSED: Final = (*_UNREADABLE, ErrorCode.MISSING_FIELD, ErrorCode.UNKNOWN_FIELD)
 
 Number = Annotated[int, Path(ge=1, le=MAX_I63, description="The version's number.")]
 TenantName = Annotated[
     str, Path(min_length=1, max_length=128, pattern=r"^[^\x00]*$", description="The tenant.")
-]
-EntityTags = Annotated[
-    str | None,
-    Header(
-        max_length=_MAX_IF_MATCH_CHARS,
-        description="`ETag` values of `GET /v1/policies/active`, or `*`.",
-    ),
 ]
 
 
 def policies_router() -> APIRouter:
     """The routes of policies, and the one of quotas."""
     router = APIRouter(tags=["policies"])
-    done = errors_of(*_REFUSED)
+    done = errors_of(*REFUSED)
     done[200] = {"model": PolicyDetail, "description": "The content is stored already."}
     active = errors_of()
     active[304] = {"description": "It is the one that If-None-Match names."}
@@ -84,14 +75,14 @@ def policies_router() -> APIRouter:
         status_code=201,
         response_model=PolicyDetail,
         responses=done,
-        openapi_extra=_document_body(),
+        openapi_extra=document_body(*POLICY_SCHEMAS),
     )(push_policy)
     router.get("/v1/policies", summary="List policies", responses=list_errors())(list_policies)
     router.post(
         "/v1/policies:validate",
         summary="Check a policy and store nothing",
-        responses=errors_of(*_UNREADABLE),
-        openapi_extra=_document_body(),
+        responses=errors_of(*UNREADABLE),
+        openapi_extra=document_body(*POLICY_SCHEMAS),
     )(validate_policy)
     router.get(
         "/v1/policies/active",
@@ -123,7 +114,7 @@ async def push_policy(
     """Store the document, YAML or JSON. The same content, however written, is the same version:
     then the answer is 200 and nothing changes. Storing a policy does not activate it.
     """
-    _require_document(request)
+    require_document(request)
     stored, created = await services.policies.push(
         await request.body(), principal.key_id, query.message
     )
@@ -153,7 +144,7 @@ async def get_policy(number: Number, _: PoliciesReader, services: ServicesDep) -
 
 async def validate_policy(request: Request, _: PoliciesWriter, services: ServicesDep) -> Validation:
     """Every finding and every warning at once; a document that is not valid is an answer, too."""
-    _require_document(request)
+    require_document(request)
     try:
         policy = await services.policies.check(await request.body())
     except NexusError as error:
@@ -174,7 +165,7 @@ async def get_active_policy(
     provider = services.policy_provider
     tag = etag(provider)
     headers = {"ETag": tag, "Cache-Control": "no-cache"}
-    if if_none_match is not None and _names(if_none_match, tag):
+    if if_none_match is not None and names_tag(if_none_match, tag):
         return Response(status_code=304, headers=headers)
     body = _active(provider).model_dump_json()
     return Response(body, media_type="application/json", headers=headers)
@@ -193,7 +184,7 @@ async def activate_policy(
     nothing. With `If-Match` it is 412 when the latest activation is another than the one read.
     """
     result = await services.policies.activate(
-        number, principal.key_id, query.message, expected=_expected(if_match)
+        number, principal.key_id, query.message, expected=expected_numbers(if_match)
     )
     await services.policy_provider.refresh_now()
     return ActivationResult(
@@ -229,37 +220,12 @@ def etag(provider: PolicyProvider) -> str:
     """The latest activation known here (0 for none), and the content in force."""
     latest = _latest(provider)
     number = NO_ACTIVATION if latest is None else latest.activation_id
-    digest = provider.current.policy.content_sha256[:_DIGEST_CHARS]
-    return f'"{number}-{digest}"'
+    return entity_tag(number, provider.current.policy.content_sha256)
 
 
 def _latest(provider: PolicyProvider) -> Activation | None:
     fault = provider.status().fault
     return provider.current.activation if fault is None else fault.activation
-
-
-def _expected(if_match: str | None) -> frozenset[int] | None:
-    """The activations that If-Match admits; None when it admits every one."""
-    if if_match is None or if_match.strip() == "*":
-        return None
-    # A tag of another form was never given by us, so it matches nothing.
-    found = (_ENTITY_TAG.fullmatch(tag.strip()) for tag in if_match.split(","))
-    return frozenset(int(tag[1]) for tag in found if tag is not None)
-
-
-def _names(if_none_match: str, tag: str) -> bool:
-    """Whether If-None-Match names the tag; for reading, a weak one is as good."""
-    named = {part.strip().removeprefix("W/") for part in if_none_match.split(",")}
-    return tag in named or "*" in named
-
-
-def _require_document(request: Request) -> None:
-    media_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
-    if media_type not in MEDIA_TYPES:
-        raise NexusError(
-            ErrorCode.UNSUPPORTED_MEDIA_TYPE,
-            f"Send the document as one of: {', '.join(MEDIA_TYPES)}",
-        )
 
 
 async def _detail(store: PolicyStore, number: int) -> PolicyDetail:
@@ -318,13 +284,3 @@ def _stored_warnings(stored: StoredPolicy) -> list[WarningView]:
     except msgspec.MsgspecError:
         return []  # Stored by a newer build: shown all the same, and judged by that one.
     return _warnings(policy)
-
-
-def _document_body() -> dict[str, Any]:
-    """Bodies are decoded by the policy's own reader; this publishes what they hold."""
-    of_versions = [
-        {"$ref": f"#/components/schemas/{POLICY_PREFIX}{version.__name__}"}
-        for version in (ExecutionPolicyV1, ExecutionPolicyV2)
-    ]
-    content = {media_type: {"schema": {"oneOf": of_versions}} for media_type in MEDIA_TYPES}
-    return {"requestBody": {"required": True, "content": content}}

@@ -15,8 +15,10 @@ from app.cli.migrate import migrate_command
 from app.cli.openapi import openapi_command
 from app.cli.plan import plan_app
 from app.cli.policy import policy_app
+from app.cli.profile import profile_app
 from app.cli.replay import replay_command
 from app.cli.serve import serve_command
+from app.cli.topology import topology_app
 from app.cli.trace import trace_app
 from app.cli.up import up_command
 from app.cli.worker import worker_command
@@ -59,6 +61,8 @@ cli.command("workers")(workers_command)
 cli.command("doctor")(doctor_command)
 cli.add_typer(policy_app, name="policy")
 cli.add_typer(plan_app, name="plan")
+cli.add_typer(profile_app, name="profile")
+cli.add_typer(topology_app, name="topology")
 cli.command("replay")(replay_command)
 cli.command("evaluate")(evaluate_command)
 cli.add_typer(history_app, name="history")

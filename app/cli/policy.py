@@ -1,14 +1,12 @@
 """`nexuskv policy`: check policies offline; upload, activate and read them in a service."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Final
 
-import orjson
 import typer
-import yaml
 from rich.console import Console
 
+from app.cli.documents import AsJson, Why, as_yaml, media_type_of, print_json, read_document, said
 from app.cli.options import failure
 from app.cli.policy_report import (
     activation_line,
@@ -39,9 +37,7 @@ policy_app = typer.Typer(
 
 _PAGE_ITEMS: Final = 100
 _MAX_LISTED: Final = 1000
-_USAGE: Final = 2
 
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 Document = Annotated[
     Path,
     typer.Argument(metavar="FILE", help="The policy, YAML or JSON; `-` reads standard input."),
@@ -49,22 +45,18 @@ Document = Annotated[
 Number = Annotated[
     int, typer.Argument(min=1, metavar="N", help="The number that `nexuskv policy list` shows.")
 ]
-Why = Annotated[
-    str | None,
-    typer.Option("--message", "-m", help="Why, for whoever reads the history."),
-]
 
 
 @policy_app.command("validate")
 def validate(file: Document, *, as_json: AsJson = False) -> None:
     """Check a policy here, without a service. Exits with 1 when it is not valid."""
-    text = _read(file)
+    text = read_document(file, MAX_DOCUMENT_BYTES)
     try:
         policy = load_policy(text)
     except NexusError as error:
         found = error.errors or (FieldError("", error.code, error.message),)
         if as_json:
-            _print_json(
+            print_json(
                 {
                     "valid": False,
                     "content_sha256": None,
@@ -86,7 +78,7 @@ def validate(file: Document, *, as_json: AsJson = False) -> None:
         raise typer.Exit(1) from None
     remarks = warnings(policy)
     if as_json:
-        _print_json(
+        print_json(
             {
                 "valid": True,
                 "content_sha256": policy.content_sha256,
@@ -115,21 +107,20 @@ def push(
     key_file: ServiceKeyFile = None,
 ) -> None:
     """Store a policy in the service; the same content is stored once."""
-    text = _read(file)
-    is_json = text.lstrip().startswith(b"{")
-    said = _said(message)
+    text = read_document(file, MAX_DOCUMENT_BYTES)
+    params = said(message)
     with ServiceClient(url, key, key_file) as client:
         status, stored = client.post(
             "/v1/policies",
             content=text,
-            content_type="application/json" if is_json else "application/yaml",
-            params=said,
+            content_type=media_type_of(text),
+            params=params,
         )
         activated = None
         if activate:
-            _, activated = client.post(f"/v1/policies/{stored['number']}:activate", params=said)
+            _, activated = client.post(f"/v1/policies/{stored['number']}:activate", params=params)
     if as_json:
-        _print_json({"created": status == 201, "policy": stored, "activated": activated})
+        print_json({"created": status == 201, "policy": stored, "activated": activated})
         return
     done = "stored" if status == 201 else "was stored already"
     typer.echo(f"Policy {stored['number']} {done}: sha256:{stored['content_sha256'][:16]}")
@@ -153,11 +144,11 @@ def activate_one(
     with ServiceClient(url, key, key_file) as client:
         _, activated = client.post(
             f"/v1/policies/{number}:activate",
-            params=_said(message),
+            params=said(message),
             unless_found=_no_policy(number),
         )
     if as_json:
-        _print_json(activated)
+        print_json(activated)
         return
     typer.echo(activation_line(activated))
 
@@ -181,7 +172,7 @@ def list_all(
             found += page["items"]
     more = page["next_cursor"] is not None
     if as_json:
-        _print_json({"items": found, "complete": not more})
+        print_json({"items": found, "complete": not more})
         return
     if not found:
         typer.echo("No policies yet; `nexuskv policy push FILE` stores one.")
@@ -204,11 +195,11 @@ def show(
     with ServiceClient(url, key, key_file) as client:
         policy = client.get(f"/v1/policies/{number}", unless_found=_no_policy(number))
     if as_json:
-        _print_json(policy)
+        print_json(policy)
         return
     # Comments, so that the output is a policy file again.
     typer.echo(policy_heading(policy))
-    typer.echo(_as_yaml(policy["document"]), nl=False)
+    typer.echo(as_yaml(policy["document"]), nl=False)
 
 
 @policy_app.command("active")
@@ -223,39 +214,15 @@ def active(
     with ServiceClient(url, key, key_file) as client:
         found = client.get("/v1/policies/active")
     if as_json:
-        _print_json(found)
+        print_json(found)
     else:
         origin = "the policy file of the process" if found["origin"] == "file" else "an activation"
         typer.echo(f"# in force: {found['label']}, from {origin}")
-        typer.echo(_as_yaml(found["document"]), nl=False)
+        typer.echo(as_yaml(found["document"]), nl=False)
     if (fault := found["fault"]) is not None:
         number, reason = fault["activation"]["number"], fault["reason"]
         raise failure(f"policy {number} was activated and cannot be used: {reason}")
 
 
-def _read(file: Path) -> bytes:
-    """At most one byte more than a document may have, so that a wrong file does not fill memory."""
-    try:
-        if str(file) == "-":
-            return sys.stdin.buffer.read(MAX_DOCUMENT_BYTES + 1)
-        with file.open("rb") as opened:
-            return opened.read(MAX_DOCUMENT_BYTES + 1)
-    except OSError as error:
-        raise failure(f"cannot read {file}: {error.strerror}", exit_code=_USAGE) from None
-
-
 def _no_policy(number: int) -> str:
     return f"There is no policy {number}; `nexuskv policy list` shows those there are"
-
-
-def _said(message: str | None) -> dict[str, str]:
-    return {} if message is None else {"message": message}
-
-
-def _as_yaml(document: dict[str, Any]) -> str:
-    text: str = yaml.safe_dump(document, sort_keys=False, allow_unicode=True)
-    return text
-
-
-def _print_json(value: Any) -> None:
-    typer.echo(orjson.dumps(value, option=orjson.OPT_INDENT_2).decode())

@@ -14,10 +14,10 @@ from app.policy.advice import PolicyWarning
 _VERSION_HEX_DIGITS: Final = 16
 
 
-def findings_table(name: str, found: Sequence[FieldError]) -> Table:
-    """Why a document is no policy: where, what is wrong, and what stands there."""
+def findings_table(name: str, found: Sequence[FieldError], noun: str = "policy") -> Table:
+    """Why a document is none of its kind: where, what is wrong, and what stands there."""
     table = Table(
-        *_folded("Where", "Code", "What is wrong", "Value"), title=f"{name} is not a valid policy"
+        *folded("Where", "Code", "What is wrong", "Value"), title=f"{name} is not a valid {noun}"
     )
     for finding in found:
         cells = (finding.pointer or "/", finding.code.value, finding.detail, finding.value or "")
@@ -27,7 +27,7 @@ def findings_table(name: str, found: Sequence[FieldError]) -> Table:
 
 def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
     """What a valid policy says that its author may not have meant."""
-    table = Table(*_folded("Where", "Warning", "What it means"))
+    table = Table(*folded("Where", "Warning", "What it means"))
     for remark in remarks:
         cells = (remark.pointer, remark.code.value, remark.detail)
         table.add_row(*(Text(cell) for cell in cells))
@@ -37,7 +37,7 @@ def warnings_table(remarks: Sequence[PolicyWarning]) -> Table:
 def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
     """`items` of a page of policies."""
     table = Table(
-        *_folded("Number", "Active", "sha256", "Stored", "By", "Message"),
+        *folded("Number", "Active", "sha256", "Stored", "By", "Message"),
         box=box.SIMPLE_HEAD,
         pad_edge=False,
         collapse_padding=True,
@@ -49,7 +49,7 @@ def policies_table(policies: Sequence[dict[str, Any]]) -> Table:
             str(policy["number"]),
             "yes" if policy["active"] else "",
             policy["content_sha256"][:_VERSION_HEX_DIGITS],
-            _second(policy["created_at"]),
+            second(policy["created_at"]),
             policy["key_id"],
             policy["message"] or "",
         )
@@ -64,7 +64,7 @@ def policy_heading(policy: dict[str, Any]) -> str:
     digits = policy["content_sha256"][:_VERSION_HEX_DIGITS]
     lines = [
         f"policy {policy['number']} ({state}), sha256:{digits}",
-        f"stored {_second(policy['created_at'])} by {policy['key_id']}",
+        f"stored {second(policy['created_at'])} by {policy['key_id']}",
         *(policy["message"] or "").splitlines(),
     ]
     return "\n".join(f"# {line}" for line in lines)
@@ -73,16 +73,16 @@ def policy_heading(policy: dict[str, Any]) -> str:
 def activation_line(activated: dict[str, Any]) -> str:
     """What an activation has done."""
     activation = activated["activation"]
-    since = _second(activation["activated_at"])
+    since = second(activation["activated_at"])
     if activated["changed"]:
         return f"Policy {activation['number']} is active since {since}."
     return f"Policy {activation['number']} was active already, since {since}."
 
 
-def _folded(*headers: str) -> list[Column]:
+def folded(*headers: str) -> list[Column]:
     """Columns that break what does not fit, and cut nothing."""
     return [Column(header, overflow="fold") for header in headers]
 
 
-def _second(moment: str) -> str:
+def second(moment: str) -> str:
     return moment[:19].replace("T", " ") + " UTC"

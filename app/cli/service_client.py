@@ -91,6 +91,19 @@ class ServiceClient:
         )
         return response.status_code, self._decoded(response)
 
+    def put(
+        self,
+        path: str,
+        *,
+        content: bytes,
+        content_type: str,
+        params: Mapping[str, str] | None = None,
+    ) -> tuple[int, Any]:
+        """The status and the decoded body of a 2xx."""
+        headers = {"content-type": content_type}
+        response = self._ask("PUT", path, None, content=content, headers=headers, params=params)
+        return response.status_code, self._decoded(response)
+
     def _ask(
         self, method: str, path: str, unless_found: str | None, **options: Any
     ) -> httpx.Response:

@@ -6,8 +6,9 @@ from typing import Final
 
 from app.clock import Clock
 from app.contract.limits import MAX_I63
+from app.contract.messages import check_message
 from app.db.session import Database
-from app.errors import ErrorCode, FieldError, NexusError
+from app.errors import ErrorCode, NexusError
 from app.planner.profile import Profile, canonical_bytes
 from app.profiles.document import read_profile
 from app.profiles.repository import (
@@ -22,7 +23,6 @@ from app.profiles.repository import (
     profiles_page,
 )
 
-MAX_MESSAGE_CHARS: Final = 1024
 # Reading a large document takes a thread tens of milliseconds; others wait their turn.
 _READS_AT_ONCE: Final = 2
 
@@ -48,7 +48,7 @@ class ProfileStore:
         Content stored before keeps its number, source, author and message. Raises what
         `read_profile` raises, with every finding, and INVALID_FIELD for a message.
         """
-        _check_message(message)
+        check_message(message)
         profile = await self.check(text)
         document = canonical_bytes(profile)
         new = NewProfile(
@@ -89,12 +89,3 @@ def no_profile(number: int) -> NexusError:
         ErrorCode.NOT_FOUND, "There is no such profile; GET /v1/profiles lists them",
         internal=f"profile {number}",
     )  # fmt: skip
-
-
-def _check_message(message: str | None) -> None:
-    if message is None:
-        return
-    if not 1 <= len(message) <= MAX_MESSAGE_CHARS or "\x00" in message:
-        detail = f"A message has 1 to {MAX_MESSAGE_CHARS} characters, none of them U+0000"
-        finding = FieldError("/query/message", ErrorCode.INVALID_FIELD, detail)
-        raise NexusError(ErrorCode.INVALID_FIELD, detail, errors=[finding])

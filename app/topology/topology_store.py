@@ -1,13 +1,15 @@
 """Versions of the topology: each put whole, never changed; the highest is in force."""
 
 import asyncio
+from hashlib import sha256
 from typing import Final
 
 from app.clock import Clock
 from app.contract.limits import MAX_I63
+from app.contract.messages import check_message
 from app.db.session import Database
-from app.errors import ErrorCode, FieldError, NexusError
-from app.topology.document import TopologyDocument, canonical_bytes, load_topology
+from app.errors import ErrorCode, NexusError
+from app.topology.document import MAX_TOPOLOGY_BYTES, canonical_bytes, load_topology
 from app.topology.topology_repository import (
     StoredTopology,
     TopologySummary,
@@ -19,7 +21,6 @@ from app.topology.topology_repository import (
     topology_by_version,
 )
 
-MAX_MESSAGE_CHARS: Final = 1024
 # `expected` of `put` when the caller requires that nothing was ever put.
 NO_TOPOLOGY: Final = 0
 # A large document takes a thread a second; others wait their turn.
@@ -49,7 +50,7 @@ class TopologyStore:
         `expected` holds the versions one of which must be in force (NO_TOPOLOGY for none yet):
         TOPOLOGY_CHANGED when it is another. Raises what `load_topology` raises, with every finding.
         """
-        _check_message(message)
+        check_message(message)
         async with self._reads:
             document, digest = await asyncio.to_thread(_canonical, text)
         async with self._database.write() as session:
@@ -70,36 +71,42 @@ class TopologyStore:
             )
         return stored, True
 
-    async def get(self, version: int) -> StoredTopology | None:
-        """One version; None when there is none."""
+    async def get(self, version: int) -> tuple[StoredTopology, int] | None:
+        """One version, and the latest; None when there is none."""
         if not 1 <= version <= MAX_I63:
             return None
         async with self._database.read() as session:
-            return await topology_by_version(session, version)
+            stored = await topology_by_version(session, version)
+            return None if stored is None else (stored, await latest_version(session))
 
     async def latest(self) -> StoredTopology | None:
         """What is in force for every replica; None when nothing was ever put."""
         async with self._database.read() as session:
             return await topology_by_version(session, await latest_version(session))
 
-    async def page(self, after: int | None, limit_rows: int) -> list[TopologySummary]:
-        """At most `limit_rows` versions below the version `after`, newest first."""
+    async def page(self, after: int | None, limit_rows: int) -> tuple[list[TopologySummary], int]:
+        """At most `limit_rows` versions below the version `after`, newest first, and the latest."""
         async with self._database.read() as session:
-            return await topologies_page(session, after, limit_rows)
+            latest = await latest_version(session)
+            return await topologies_page(session, after, limit_rows), latest
 
 
 def _canonical(text: bytes | str) -> tuple[str, bytes]:
-    topology: TopologyDocument = load_topology(text)
-    return canonical_bytes(topology).decode(), bytes.fromhex(topology.content_sha256)
+    """What is stored of a document, and its digest.
+
+    Raises REQUEST_TOO_LARGE also where only what is stored, which every process reads, would be.
+    """
+    document = canonical_bytes(load_topology(text))
+    if len(document) > MAX_TOPOLOGY_BYTES:
+        limit = f"The document must have at most {MAX_TOPOLOGY_BYTES} bytes, each number as 1.0"
+        raise NexusError(ErrorCode.REQUEST_TOO_LARGE, limit)
+    return document.decode(), sha256(document).digest()
 
 
-def no_topology(version: int | None = None) -> NexusError:
-    """NOT_FOUND, of one version, or of any."""
+def no_topology(version: int) -> NexusError:
     return NexusError(
         ErrorCode.NOT_FOUND,
-        "There is no such topology; GET /v1/topology/versions lists them"
-        if version is not None
-        else "There is no topology yet; PUT /v1/topology stores one",
+        "There is no such topology; GET /v1/topology/versions lists them",
         internal=f"topology {version}",
     )
 
@@ -111,12 +118,3 @@ def _changed(version: int) -> NexusError:
         f"The topology in force is not the expected one: it is {now}. GET /v1/topology, then "
         "decide again",
     )
-
-
-def _check_message(message: str | None) -> None:
-    if message is None:
-        return
-    if not 1 <= len(message) <= MAX_MESSAGE_CHARS or "\x00" in message:
-        detail = f"A message has 1 to {MAX_MESSAGE_CHARS} characters, none of them U+0000"
-        finding = FieldError("/query/message", ErrorCode.INVALID_FIELD, detail)
-        raise NexusError(ErrorCode.INVALID_FIELD, detail, errors=[finding])

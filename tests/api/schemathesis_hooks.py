@@ -21,6 +21,7 @@ from tests.fixtures.wire import (
 # This wire answers every unknown method with its own 404, as the reference does.
 BRIDGE_PATHS = ("/locus/v1/lookup", "/locus/v1/estimate", "/locus/v1/materialize", "/healthz")
 POLICY_CHECK = "POST /v1/policies:validate"
+CHECKS = (POLICY_CHECK, "POST /v1/profiles:validate")
 POLICY_UPLOADS = ("POST /v1/policies", POLICY_CHECK)
 DAY_S = 86_400
 _numbers = itertools.count()
@@ -49,12 +50,25 @@ def before_call(context: HookContext, case: Case, kwargs: dict[str, Any]) -> Non
         if case.operation.label == "POST /v1/policies/{number}:activate":
             # Another condition than that of now is 412, as it should be.
             case.headers.pop("If-Match", None)
+        if case.operation.label == "PUT /v1/topology":
+            make_topology(case)
         make_query(case)
         make_engine(case)
         make_history(case)
     if case.operation.label == "GET /v1/decisions/stream" and is_a_time(case.query.get("for_s")):
         # A stream goes on for as long as it may.
         case.query["for_s"] = 0
+
+
+def make_topology(case: Case) -> None:
+    """Names are given once, and are those of nodes; another condition than that of now is 412."""
+    case.headers.pop("If-Match", None)
+    case.query.pop("expected_version", None)
+    case.body["nodes"] = [{"name": "a"}, {"name": "b"}]
+    for name in ("engines", "links", "tiers"):
+        case.body[name] = case.body.get(name, [])[:1]
+        for item in case.body[name]:
+            item |= {field: "a" for field in ("node", "source", "target") if field in item}
 
 
 def is_a_time(for_s: Any) -> bool:
@@ -169,7 +183,7 @@ def filter_failure(context: HookContext, failure: Any, case: Case, response: Res
             and response.status_code == 404
             and response.json()["error"]["code"] == "not_found"
         )
-    if isinstance(failure, AcceptedNegativeData) and case.operation.label == POLICY_CHECK:
+    if isinstance(failure, AcceptedNegativeData) and case.operation.label in CHECKS:
         # To find a document wrong is what the route is for.
         return response.status_code != 200 or response.json()["valid"]
     return True
