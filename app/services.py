@@ -45,7 +45,6 @@ from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
 from app.lifecycle.tally import Tally
 from app.metrics import Metrics
-from app.planner.cost import REFERENCE
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from app.policy.store import PolicyStore
@@ -195,13 +194,14 @@ class Services:
             max_candidates=self.settings.max_candidates,
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
         )
+        self.costs = StoredCosts(self.profiles, self.topology)
         self.planning = Planning(
             self.matcher,
             self.index,
             self.workers,
             sink=self.spool,
             policies=self.policy_provider,
-            costs=StoredCosts(self.profiles),
+            costs=self.costs,
             topologies=self.topology,
             clock=self.clock,
             ids=self.ids,
@@ -210,6 +210,7 @@ class Services:
             self.spool,
             self.policy_provider,
             self.index,
+            self.costs,
             clock=self.clock,
             ids=self.ids,
             tally=self.tally,
@@ -217,7 +218,6 @@ class Services:
         self.estimate = Estimate(
             self.database,
             observer,
-            REFERENCE,
             self.workers,
             clock=self.clock,
             ids=self.ids,

@@ -41,7 +41,6 @@ from app.lifecycle.estimate import Estimate, Priced
 from app.lifecycle.lookup import Hit, Lookup
 from app.lifecycle.observe import Observer
 from app.lifecycle.queries import EstimateQuery, LookupQuery
-from app.planner.cost import REFERENCE
 from app.policy.document import ExecutionPolicy, load_policy
 from app.policy.provider import ActivePolicy
 from app.services import Services
@@ -170,11 +169,11 @@ class Bench:
     def run_estimates(self) -> Run:
         services = self.services
         observer = Observer(
-            self.recorder, services.policy_provider, services.index,
+            self.recorder, services.policy_provider, services.index, services.costs,
             clock=self.clock, ids=self.ids, tally=services.tally,
         )  # fmt: skip
         priced = Estimate(
-            cast(Database, OneRow()), observer, REFERENCE, services.workers,
+            cast(Database, OneRow()), observer, services.workers,
             clock=self.clock, ids=self.ids, option_ttl_s=self.settings.option_ttl_s,
         )  # fmt: skip
         hit = self._hit()

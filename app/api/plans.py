@@ -126,9 +126,10 @@ async def _links(services: Services, version: int | None) -> Links | None:
     current = services.topology.current
     if current.version == version:
         return current.links
-    stored = await services.topology_store.get(version)
-    if stored is None:
+    found = await services.topology_store.get(version)
+    if found is None:
         return None
+    stored, _ = found
     document = await asyncio.to_thread(load_topology, stored.document)
     return topology_of(document, version).links
 

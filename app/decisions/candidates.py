@@ -11,7 +11,9 @@ from sqlalchemy import Row
 
 from app.contract.enums import ExclusionReason, TierKind
 from app.decisions.record import Action, DecisionKind, DecisionOutcome, LostReason
-from app.planner.cost import PROFILES, CostProfile, Provenance, Term, total_us
+from app.decisions.recorded_costs import costs_of
+from app.planner.cost import CostProfile, Provenance, Term, total_us
+from app.planner.transfer_costs import ProfileCosts
 
 _CARRIED_OUT: Final = frozenset(
     {
@@ -49,11 +51,17 @@ class Candidate(Struct, frozen=True):
 
 
 def candidates(one: Row[Any]) -> list[Candidate]:
-    """Of a decision: the chosen one first, then the others as they were looked at."""
+    """Of a decision: the chosen one first, then the others as they were looked at. None of a plan,
+    whose alternatives are explained from its own record.
+    """
+    if one.kind == DecisionKind.PLAN:
+        return []
     inputs = one.inputs if isinstance(one.inputs, dict) else {}
-    profile = PROFILES.get(inputs.get("cost_profile", ""))
-    ways = _states(one, profile) if one.kind == DecisionKind.LOOKUP else _ways(one, inputs)
-    return sorted([*ways, *_computing(one, profile)], key=lambda each: not each.chosen)
+    costs = costs_of(inputs)
+    # A lookup is priced before anybody says where the state is wanted.
+    plain = costs if isinstance(costs, CostProfile) else None
+    ways = _states(one, plain) if one.kind == DecisionKind.LOOKUP else _ways(one, inputs)
+    return sorted([*ways, *_computing(one, costs)], key=lambda each: not each.chosen)
 
 
 def _states(one: Row[Any], profile: CostProfile | None) -> Iterator[Candidate]:
@@ -136,7 +144,7 @@ def _terms(listed: Sequence[Mapping[str, Any]]) -> tuple[Term, ...]:
     )
 
 
-def _computing(one: Row[Any], profile: CostProfile | None) -> Iterable[Candidate]:
+def _computing(one: Row[Any], profile: CostProfile | ProfileCosts | None) -> Iterable[Candidate]:
     """Computing it again, which is always there; of a miss, the whole prompt."""
     tokens = one.matched_tokens or one.query_tokens
     if not tokens or one.outcome in {DecisionOutcome.REJECTED, DecisionOutcome.REPLAYED}:

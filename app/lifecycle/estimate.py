@@ -26,7 +26,7 @@ from app.lifecycle.placing import (
 )
 from app.lifecycle.queries import EstimateQuery
 from app.lifecycle.recheck import named_state, stands
-from app.planner.cost import CostModel, TransferEstimate
+from app.planner.cost import TransferEstimate
 
 _US_PER_S: Final = 1_000_000
 _S = LifecycleState
@@ -48,7 +48,6 @@ class Estimate:
         self,
         database: Database,
         observer: Observer,
-        cost: CostModel,
         directory: Directory,
         *,
         clock: Clock,
@@ -57,7 +56,6 @@ class Estimate:
     ) -> None:
         self._database = database
         self._observer = observer
-        self._cost = cost
         self._directory = directory
         self._clock = clock
         self._ids = ids
@@ -128,7 +126,7 @@ class Estimate:
         self, query: EstimateQuery, attempt: Attempt, grant: SourceGrant, stored: StoredState
     ) -> Priced:
         assert attempt.situation is not None
-        estimate = price(attempt.situation, self._cost)
+        estimate = price(attempt.situation, self._observer.costs_of(attempt))
         option = OptionGrant(
             option_id=self._ids.uuid7(),
             tenant=grant.tenant,

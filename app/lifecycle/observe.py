@@ -30,7 +30,8 @@ from app.index.repository import StoredState
 from app.lifecycle.caller import Caller
 from app.lifecycle.keeping import DecisionSink, durability_of
 from app.lifecycle.tally import Tally
-from app.planner.cost import REFERENCE, CostModel, TransferEstimate
+from app.planner.cost import TransferEstimate
+from app.planner.transfer_costs import ProfileCosts, recorded_link
 from app.policy.document import QuotaMode
 from app.policy.provider import ActivePolicy
 
@@ -59,6 +60,8 @@ class Attempt:
     transfer_us: int | None = None
     # Of a request that names its tenant, once the caller is known to have it.
     named_tenant: str | None = None
+    # By what it is priced, once it is.
+    costs: ProfileCosts | None = None
     steps: list[LifecycleState] = field(default_factory=lambda: [LifecycleState.DESCRIBED])
 
     def reached(self, *states: LifecycleState) -> None:
@@ -101,6 +104,12 @@ class Policies(Protocol):
     def current(self) -> ActivePolicy: ...
 
 
+class CostBook(Protocol):
+    """What things cost, for a model at an engine."""
+
+    def of(self, model: str, engine_id: str | None) -> ProfileCosts: ...
+
+
 class Observer:
     """Writes attempts into the decision sink."""
 
@@ -109,14 +118,14 @@ class Observer:
         sink: DecisionSink,
         policies: Policies,
         index: StateIndex,
+        costs: CostBook,
         *,
         clock: Clock,
         ids: IdSource,
         tally: Tally | None = None,
-        costs: CostModel | None = None,
     ) -> None:
         self._tally = tally or Tally()
-        self._costs = costs or REFERENCE
+        self._costs = costs
         self._sink = sink
         self._index = index
         self._policies = policies
@@ -190,7 +199,7 @@ class Observer:
         grant, stored, caller = attempt.grant, attempt.stored, attempt.caller
         situation, tokens = attempt.situation, attempt.tokens()
         if attempt.estimate is None and situation is not None:
-            attempt.estimate = price(situation, self._costs)
+            attempt.estimate = price(situation, self.costs_of(attempt))
         root_id = grant.lookup_id if grant else attempt.decision_id
         self._sink.record(
             Decision(
@@ -226,21 +235,38 @@ class Observer:
                 durability=durability_of(attempt.active.policy, attempt.kind).value,
                 matched_tokens=tokens,
                 predicted_us=attempt.predicted_us(),
-                recompute_us=None if tokens is None else self._costs.recompute_us(tokens),
+                recompute_us=self._recompute_us(attempt),
             )
         )
 
     def _inputs(self, attempt: Attempt) -> dict[str, Any]:
         """All that plan and policy need to be run again; see `rerun`."""
-        grant = attempt.grant
+        grant, situation, costs = attempt.grant, attempt.situation, self.costs_of(attempt)
+        link = None
+        if situation is not None:
+            link = recorded_link(costs, situation.locator, situation.target_residency)
         return {
             "v": INPUTS_VERSION,
             "matched_tokens": grant.matched_tokens if grant else None,
             "generation": grant.generation if grant else None,
             **attempt.inputs,
-            "cost_profile": self._costs.name,
-            "situation": attempt.situation,
+            "cost_profile": costs.name,
+            "profile": costs.profile,
+            "link": link,
+            "situation": situation,
         }
+
+    def costs_of(self, attempt: Attempt) -> ProfileCosts:
+        """By what this attempt is priced: the same from its first price to its last."""
+        if attempt.costs is None:
+            model = attempt.stored.model if attempt.stored else ""
+            engine_id = attempt.inputs.get("target_engine_id")
+            attempt.costs = self._costs.of(model, engine_id)
+        return attempt.costs
+
+    def _recompute_us(self, attempt: Attempt) -> int | None:
+        tokens = attempt.tokens()
+        return None if tokens is None else self.costs_of(attempt).recompute_us(tokens)
 
     def completed(
         self, attempt: Attempt, *, bytes_transferred: int, physical: bool, detail: dict[str, Any]
@@ -269,7 +295,7 @@ class Observer:
         self._tally.executed(attempt.kind, reason or status.value, transfer, bytes_transferred)
         observed_us = self._clock.monotonic_us() - attempt.caller.started_us
         tokens = attempt.tokens()
-        recompute_us = None if tokens is None else self._costs.recompute_us(tokens)
+        recompute_us = self._recompute_us(attempt)
         self._sink.record_outcome(
             Outcome(
                 outcome_id=self._ids.uuid7(),

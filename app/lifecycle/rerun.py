@@ -17,11 +17,13 @@ from app.decisions.record import (
     DecisionOutcome,
     LostReason,
 )
+from app.decisions.recorded_costs import costs_of
 from app.errors import ErrorCode, NexusError
 from app.execution.catalog import NoSelection, disposition_after
 from app.execution.situation import Situation, choose, price
 from app.lifecycle.lookup import readable_tiers
-from app.planner.cost import PROFILES, CostProfile
+from app.planner.cost import CostProfile
+from app.planner.transfer_costs import ProfileCosts
 from app.policy.document import ExecutionPolicy, QuotaMode
 from app.policy.evaluate import FallbackCause
 from app.quota.decision import QuotaSeen, exceeded_by
@@ -135,7 +137,7 @@ def _plan(one: Row[Any], inputs: Mapping[str, Any], policy: ExecutionPolicy) -> 
     except msgspec.ValidationError as error:
         raise _not_rerunnable("its record is of another version") from error
     about = (one.entry_id, situation.tokens)
-    predicted_us = price(situation, _profile(inputs)).transfer_us
+    predicted_us = price(situation, _costs(inputs)).transfer_us
     if situation.ends == "engine":
         return Chosen(_executes(one), None, *about, None, predicted_us)
     chosen = choose(situation, policy)
@@ -151,10 +153,10 @@ def _plan(one: Row[Any], inputs: Mapping[str, Any], policy: ExecutionPolicy) -> 
     return Chosen(_executes(one), None, *about, backend, predicted_us)
 
 
-def _profile(inputs: Mapping[str, Any]) -> CostProfile:
-    name = inputs.get("cost_profile")
-    found = PROFILES.get(str(name))
+def _costs(inputs: Mapping[str, Any]) -> CostProfile | ProfileCosts:
+    found = costs_of(inputs)
     if found is None:
+        name = inputs.get("cost_profile")
         raise _not_rerunnable(f"the cost profile {name} is not known here")
     return found
 

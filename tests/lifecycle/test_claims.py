@@ -168,6 +168,7 @@ def with_backend(process, backend):
         services.spool,
         services.policy_provider,
         services.index,
+        services.costs,
         clock=process.clock,
         ids=services.ids,
     )
