@@ -1,13 +1,16 @@
 """What `nexuskv profile fit` makes of measured points: a profile, and how far it is off. Pure."""
 
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 import msgspec
 
 from app.cli.profile_points import PREFILL, Part, PointError
 from app.planner.fit import Point, fit_path, fit_prefill
 from app.planner.profile import Path, Prefill, Profile, load_profile
+
+_PREFILL_TERMS: Final = 3
+_PATH_TERMS: Final = 2
 
 
 class Compared(NamedTuple):
@@ -56,7 +59,9 @@ def fit_profile(
 ) -> FittedProfile:
     """The base with what the points say of prefill and of each path.
 
-    `keep_schedule` leaves the base's scheduling time as it is. Raises PointError, which names the
+    `keep_schedule` leaves the base's scheduling time as it is. Points that are no more than the
+    terms of their part lie on it, and tell nothing of its uncertainty: then that is the base's.
+    Raises PointError, which names the
     part that its points do not suffice for, and NexusError for a profile beyond its bounds.
     """
     prefill, paths = base.prefill, base.paths
@@ -67,10 +72,15 @@ def fit_profile(
                 known_us = base.prefill.schedule_us if keep_schedule else None
                 prefill = fit_prefill(measured, schedule_us=known_us)
                 parts.append(_of_prefill(prefill, len(measured)))
+                if len(measured) <= _PREFILL_TERMS - keep_schedule:
+                    unknown = base.prefill.uncertainty
+                    prefill = msgspec.structs.replace(prefill, uncertainty=unknown)
             else:
                 path = fit_path(measured, _like(part))
-                paths = (path, *(one for one in paths if not _replaces(path, one)))
                 parts.append(_of_path(part, path, len(measured)))
+                if len(measured) <= _PATH_TERMS:
+                    path = msgspec.structs.replace(path, uncertainty=_uncertainty(base, part))
+                paths = (path, *(one for one in paths if not _replaces(path, one)))
         except ValueError as error:
             raise PointError(f"{part}: {error}") from None
     profile = _checked(base, prefill, paths, naming)
@@ -86,6 +96,12 @@ def _like(part: Part) -> Path:
     """What a fitted path is beside its figures: for any backend."""
     assert part.tier is not None
     return Path(part.tier, 0.0, 1.0, 0.0, part.remote)
+
+
+def _uncertainty(base: Profile, part: Part) -> float:
+    assert part.tier is not None
+    path = base.path(part.tier, remote=bool(part.remote))
+    return base.prefill.uncertainty if path is None else path.uncertainty
 
 
 def _replaces(path: Path, other: Path) -> bool:

@@ -131,6 +131,18 @@ def test_a_fit_says_how_far_it_is_off_and_is_a_profile(profile: Run, write, tmp_
     assert "schedule_us 100" in text_form.stdout
 
 
+def test_points_that_only_suffice_say_nothing_of_the_uncertainty(write) -> None:
+    three = "\n".join(PREFILL.splitlines()[:4])
+    two = "\n".join(PATHS.splitlines()[:2])
+    done = invoke("fit", write(three, "a.csv"), write(two, "b.jsonl"), "--json")
+    told = json.loads(done.stdout)
+    assert [part["error"] for part in told["parts"]] == [pytest.approx(0)] * 2
+    assert told["profile"]["prefill"]["uncertainty"] == 0.5
+    assert told["profile"]["paths"][0]["uncertainty"] == 0.5
+    enough = invoke("fit", write(PREFILL, "c.csv"), "--json")
+    assert json.loads(enough.stdout)["profile"]["prefill"]["uncertainty"] < 1e-6
+
+
 @pytest.mark.parametrize(
     ("content", "hint"),
     [
