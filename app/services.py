@@ -9,6 +9,7 @@ from typing import Any, Final
 
 import structlog
 
+from app.calibration.keeper import CalibrationKeeper
 from app.clock import Clock, IdSource
 from app.contract.enums import TransferBackend
 from app.control.auth import Access
@@ -45,6 +46,7 @@ from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
 from app.lifecycle.tally import Tally
 from app.metrics import Metrics
+from app.planner.calibrate import CalibrationLimits
 from app.policy.document import load_policy
 from app.policy.provider import PolicyProvider
 from app.policy.store import PolicyStore
@@ -194,7 +196,16 @@ class Services:
             max_candidates=self.settings.max_candidates,
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
         )
-        self.costs = StoredCosts(self.profiles, self.topology)
+        self.calibration = CalibrationKeeper(
+            self.database,
+            lambda model, hardware: self.profiles.current.best(model, hardware).profile,
+            lambda: self.topology.current.links,
+            lambda: CalibrationLimits(
+                self.policy_provider.current.policy.cost_bounds.max_calibration_step
+            ),
+            self.clock,
+        )
+        self.costs = StoredCosts(self.profiles, self.topology, self.calibration)
         self.planning = Planning(
             self.matcher,
             self.index,
@@ -320,6 +331,7 @@ class Services:
         self._spawn(self.policy_provider.watch(), "policy")
         self._spawn(self.profiles.watch(), "profiles")
         self._spawn(self.topology.watch(), "topology")
+        self._spawn(self.calibration.watch(), "calibration")
         secret = await hash_secret(self.database, self.ids)
         self.hashing.adopt(secret)
         self.sync.start()
@@ -331,7 +343,9 @@ class Services:
         await self.policy_provider.wait_loaded()
         await self.profiles.wait_loaded()
         await self.topology.wait_loaded()
+        await self.calibration.wait_loaded()
         self._spawn(self.history.watch(), "history")
+        self._spawn(self.calibration.watch_learning(), "learning")
         self._spawn(self._forget_claims(), "claims")
         self._spawn(self.worker_intake.watch_lost(), "lost workers")
         self.loaded.set()

@@ -10,6 +10,7 @@ import os
 from alembic import context
 from sqlalchemy import Connection
 
+import app.calibration.models
 import app.control.models
 import app.decisions.models
 import app.engines.models

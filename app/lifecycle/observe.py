@@ -252,6 +252,7 @@ class Observer:
             **attempt.inputs,
             "cost_profile": costs.name,
             "profile": costs.profile,
+            "hardware": costs.hardware,
             "link": link,
             "situation": situation,
         }

@@ -37,6 +37,8 @@ from app.lifecycle.plan_told import Teller, ToldPlan, excluded
 from app.lifecycle.reservations import Reservations
 from app.planner.choose import Plan, PlanAction, plan
 from app.planner.explain import considered
+from app.planner.links import NO_LINK, Links
+from app.planner.question import Question
 from app.policy.provider import ActivePolicy
 from app.topology.topology_provider import Topology
 from nexuskv_core import TokenText
@@ -46,6 +48,13 @@ _SHARE_BITS: Final = 32
 _S = LifecycleState
 _REUSED: Final = (_S.DESCRIBED, _S.MATCHED, _S.VALIDATED, _S.PLANNED)
 _COMPUTED: Final = (_S.DESCRIBED, _S.RECOMPUTED, _S.OBSERVED)
+
+
+class PlanCosts(Costs, Protocol):
+    """Costs, and what is learnt of links."""
+
+    def links(self, base: Links) -> Links:
+        """The links of a topology as they are known now."""
 
 
 class Topologies(Protocol):
@@ -83,7 +92,7 @@ class Planning:
         *,
         sink: DecisionSink,
         policies: Policies,
-        costs: Costs,
+        costs: PlanCosts,
         topologies: Topologies,
         clock: Clock,
         ids: IdSource,
@@ -175,7 +184,9 @@ class Planning:
         )
         holdings = _holdings(match) if match is not None else list(_previous(query))
         return asking.question(
-            holdings, self._states(query), self.reservations.links(topology.links)
+            holdings,
+            self._states(query),
+            self.reservations.links(self._costs.links(topology.links)),
         )
 
     def _states(self, query: PlanQuery) -> list[Candidate]:
@@ -251,7 +262,14 @@ class Planning:
                 path=list(path(*(_COMPUTED if recomputes else _REUSED))),
                 index_revision=self._index.revision,
                 latency_us=self._clock.monotonic_us() - caller.started_us,
-                inputs=_json({"v": INPUTS_VERSION, "engines": planned.engines, "plan": record}),
+                inputs=_json(
+                    {
+                        "v": INPUTS_VERSION,
+                        "engines": planned.engines,
+                        "link": _link(asked.question, found),
+                        "plan": record,
+                    }
+                ),
                 action=ACTIONS[found.chosen.action].value,
                 backend=source.backend if source is not None else None,
                 tier=source.tier if source is not None else None,
@@ -264,6 +282,13 @@ class Planning:
                 recompute_us=told.fallback.total_us,
             )
         )
+
+
+def _link(question: Question, found: Plan) -> list[float] | None:
+    """By which link the transfer was priced, None without one."""
+    source, target = found.chosen.source, found.chosen.target
+    link = NO_LINK if source is None else question.links.get(source.node, target.node)
+    return [*link] if link.bytes_per_us else None
 
 
 def _why_computed(told: ToldPlan) -> str:

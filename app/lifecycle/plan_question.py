@@ -65,11 +65,12 @@ class Note(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """A question with what its sources are, and notes on it."""
+    """A question with what its sources are, notes on it, and the hardware of its targets."""
 
     question: Question
     origins: tuple[Origin, ...]
     notes: tuple[Note, ...]
+    hardware: tuple[str, ...]
 
 
 class Line(NamedTuple):
@@ -147,7 +148,8 @@ class Asking:
             CostBounds(bounds.deviations, bounds.min_gain_us, bounds.max_queue_us),
             barred=self._barred(targets, sources, origins),
         )
-        return Asked(question, origins, tuple(self._notes))
+        hardware = tuple(self._hardware(one.key, one.hardware) for one in self._asked)
+        return Asked(question, origins, tuple(self._notes), hardware)
 
     # ---- targets
 
@@ -227,10 +229,13 @@ class Asking:
                 yield source, origin
 
     def _profile(self, key: EngineKey, hardware: str | None = None) -> Profile:
-        if hardware is None:
-            engine = self._topology.engines.get(key.instance_id)
-            hardware = (engine.hardware if engine is not None else None) or ""
-        return self._costs.profile(self._query.wanted.model, hardware)
+        return self._costs.profile(self._query.wanted.model, self._hardware(key, hardware))
+
+    def _hardware(self, key: EngineKey, told: str | None) -> str:
+        if told is not None:
+            return told
+        engine = self._topology.engines.get(key.instance_id)
+        return (engine.hardware if engine is not None else None) or ""
 
     def _line_of(self, seen: Seen) -> Line | None:
         """Of an engine's blocks, by the descriptor of a state that is registered with it."""

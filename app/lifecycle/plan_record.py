@@ -17,9 +17,9 @@ from app.decisions.record import Action, DecisionKind
 from app.engines.registration import EngineKey
 from app.errors import ErrorCode, NexusError
 from app.lifecycle.plan_question import Asked, Note, Origin
-from app.lifecycle.plan_told import links_of
+from app.lifecycle.plan_told import changed_links_of, links_of
 from app.planner.choose import PlanAction
-from app.planner.links import NO_LINKS, Links
+from app.planner.links import NO_LINKS, Link, Links
 from app.planner.profile import Profile
 from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
 
@@ -48,6 +48,7 @@ class RecordedTarget(Struct, frozen=True, omit_defaults=True):
     free_tokens: int | None = None
     excluded: PlanExclusion | None = None
     device: DeviceClass | None = None
+    hardware: str = ""
 
 
 class RecordedOrigin(Struct, frozen=True, omit_defaults=True):
@@ -71,6 +72,8 @@ class RecordedPlan(Struct, frozen=True, omit_defaults=True):
     barred: dict[str, list[tuple[int, int]]] = {}
     topology: int | None = None
     in_flight: list[tuple[str, str, int]] = []
+    # Of links that calibration has changed, what they were: nodes, latency and bandwidth.
+    changed: list[tuple[str, str, float, float]] = []
     notes: tuple[tuple[str, str], ...] = ()
 
 
@@ -101,8 +104,11 @@ def record_of(
                 target.free_tokens,
                 target.excluded,
                 device,
+                hardware,
             )
-            for target, device in zip(question.targets, devices, strict=True)
+            for target, device, hardware in zip(
+                question.targets, devices, asked.hardware, strict=True
+            )
         ),
         question.sources,
         tuple(RecordedOrigin(one.kind, one.name, one.generation) for one in asked.origins),
@@ -112,6 +118,7 @@ def record_of(
         barred,
         topology,
         [(*nodes, running) for nodes, running in links_of(question).items()],
+        changed_links_of(question),
         asked.notes,
     )
 
@@ -140,6 +147,8 @@ def asked_again(
     if found.topology is not None and known is None:
         raise _not_rerunnable(f"version {found.topology} of the topology is not stored", "")
     links = (known or NO_LINKS).copy()
+    for source, target, latency_us, rate in found.changed:
+        links.put(source, target, Link(latency_us, rate))
     for source, target, running in found.in_flight:
         links.begin(source, target, running)
     try:
@@ -163,12 +172,13 @@ def asked_again(
         Origin(one.kind, one.name, EngineKey(""), one.generation) for one in found.origins
     )
     notes = tuple(Note(*one) for one in found.notes)
-    return Asked(question, origins, notes), tuple(one.device for one in found.targets)
+    hardware = tuple(one.hardware for one in found.targets)
+    return Asked(question, origins, notes, hardware), tuple(one.device for one in found.targets)
 
 
 def _target(one: RecordedTarget, profiles: tuple[Profile, ...]) -> Target:
     fields = structs.asdict(one)
-    del fields["device"]
+    del fields["device"], fields["hardware"]
     return Target(**fields | {"profile": profiles[one.profile]})
 
 

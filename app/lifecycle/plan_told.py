@@ -228,6 +228,17 @@ def links_of(question: Question) -> dict[tuple[str, str], int]:
     }
 
 
+def changed_links_of(question: Question) -> list[tuple[str, str, float, float]]:
+    """Of links that the question is about, those that are other than the topology has them."""
+    targets = {target.node for target in question.targets}
+    sources = {source.node for source in question.sources}
+    return [
+        (source, target, link.latency_us, link.bytes_per_us)
+        for (source, target), link in question.links.changed.items()
+        if source in sources and target in targets
+    ]
+
+
 def _terms(priced: Priced) -> tuple[ToldTerm, ...]:
     return tuple(
         ToldTerm(part.name, round(part.value_us), round(part.deviation_us), part.provenance.value)

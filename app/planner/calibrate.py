@@ -111,6 +111,7 @@ def calibrated(base: Profile, known: Mapping[Part, Estimator]) -> Profile:
             prefill.per_token_us * factor,
             prefill.per_pair_us * factor,
             _uncertainty(learnt),
+            is_measured(learnt),
         )
     paths = tuple(
         scaled
@@ -136,7 +137,13 @@ def _scaled(
         _uncertainty(learnt),
         remote,
         path.backend,
+        is_measured(learnt),
     )
+
+
+def is_measured(learnt: Estimator) -> bool:
+    """Whether it has been followed for long enough to say more than the prior does."""
+    return learnt.observations >= _FAST_STEPS
 
 
 def _uncertainty(learnt: Estimator) -> float:

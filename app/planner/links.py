@@ -40,6 +40,8 @@ class Links:
         self.table = array("d", bytes(8 * FIELDS * len(self.place) ** 2))
         # Of the links that carry any transfer, how many.
         self.running: dict[tuple[str, str], int] = {}
+        # Of the links that are other than they were made, what they are now.
+        self.changed: dict[tuple[str, str], Link] = {}
         for (source, target), link in (known or {}).items():
             at = self._at(source, target)
             if at is None:
@@ -51,7 +53,8 @@ class Links:
     def copy(self) -> "Links":
         """Another table of the same content: what is counted in one is not in the other."""
         made = Links()
-        made.place, made.table, made.running = self.place, self.table[:], dict(self.running)
+        made.place, made.table = self.place, self.table[:]
+        made.running, made.changed = dict(self.running), dict(self.changed)
         return made
 
     def get(self, source: str, target: str) -> Link:
@@ -61,6 +64,13 @@ class Links:
             return NO_LINK
         latency_us, bytes_per_us, in_flight, most = self.table[at : at + FIELDS]
         return Link(latency_us, bytes_per_us, int(in_flight), int(most))
+
+    def put(self, source: str, target: str, link: Link) -> None:
+        """Another latency and bandwidth; what runs on it, and how much may, stays."""
+        at = self._at(source, target)
+        if at is not None:
+            self.table[at : at + 2] = array("d", (link.latency_us, link.bytes_per_us))
+            self.changed[source, target] = link
 
     def begin(self, source: str, target: str, transfers: int = 1) -> None:
         """So many more transfers run on the link; fewer where it is negative."""

@@ -152,7 +152,7 @@ def _transfer(
     else:
         assert path is not None
         rate, latency_us, relative = path.bytes_per_us, path.latency_us, path.uncertainty
-        provenance = _PROFILE
+        provenance = Provenance.MEASURED if path.measured else _PROFILE
     if not known:
         relative, provenance = relative + _UNKNOWN, Provenance.DEFAULT
     share = 1 + link.in_flight
@@ -196,10 +196,15 @@ def _prefilling(target: Target, wait: Waiting, tokens: int, context: int) -> tup
     """Computing so many tokens in such a context, and by how much decodes make it slower."""
     prefill = target.profile.prefill
     alone = prefill.recompute_us(tokens, context)
+    source = Provenance.MEASURED if prefill.measured else _PROFILE
     known = target.running_decode_tokens is not None
-    source = _PROFILE if known else Provenance.UNKNOWN
     slower = alone * (wait.slowdown - 1)
     return (
-        Part("recompute", alone, prefill.uncertainty * alone, _PROFILE),
-        Part("interference", slower, prefill.uncertainty * slower, source),
+        Part("recompute", alone, prefill.uncertainty * alone, source),
+        Part(
+            "interference",
+            slower,
+            prefill.uncertainty * slower,
+            source if known else Provenance.UNKNOWN,
+        ),
     )

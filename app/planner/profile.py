@@ -38,6 +38,8 @@ class Prefill(Struct, frozen=True, forbid_unknown_fields=True):
     per_token_us: NotNegative
     per_pair_us: NotNegative
     uncertainty: Relative
+    # Whether it is of observations here, and no prior any more.
+    measured: bool = False
 
     def recompute_us(self, tokens: float, context: float) -> float:
         """Of so many new tokens in such a context, without being scheduled."""
@@ -56,6 +58,7 @@ class Path(Struct, frozen=True, forbid_unknown_fields=True):
     uncertainty: Relative
     remote: bool | None = None
     backend: TransferBackend | None = None
+    measured: bool = False
 
 
 class Profile(Struct, frozen=True, forbid_unknown_fields=True, dict=True):

@@ -25,6 +25,8 @@ class ProfileCosts(Struct, frozen=True):
 
     profile: Profile
     links: Links = NO_LINKS
+    # Of the target, as far as it is known.
+    hardware: str = ""
 
     @property
     def name(self) -> str:
@@ -72,7 +74,11 @@ class ProfileCosts(Struct, frozen=True):
         recompute_us = min(ceil(prefill.recompute_us(tokens, 0)), MAX_I63)
         return (
             Term("schedule", ceil(prefill.schedule_us), Provenance.PROFILE),
-            Term("recompute", recompute_us, Provenance.PROFILE),
+            Term(
+                "recompute",
+                recompute_us,
+                Provenance.MEASURED if prefill.measured else Provenance.PROFILE,
+            ),
         )
 
     def recompute_us(self, tokens: int) -> int:
@@ -92,7 +98,8 @@ class ProfileCosts(Struct, frozen=True):
         if link.bytes_per_us:
             latency_us, rate, source = link.latency_us, link.bytes_per_us, Provenance.MEASURED
         elif path is not None:
-            latency_us, rate, source = path.latency_us, path.bytes_per_us, Provenance.PROFILE
+            latency_us, rate = path.latency_us, path.bytes_per_us
+            source = Provenance.MEASURED if path.measured else Provenance.PROFILE
         else:
             latency_us, rate, source = 0.0, _SLOWEST_BYTES_PER_US, Provenance.UNKNOWN
         took_us = latency_us + moved_bytes * (1 + link.in_flight) / rate
