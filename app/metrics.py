@@ -20,6 +20,7 @@ from prometheus_client.metrics_core import (
 from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.process_collector import ProcessCollector
 
+from app.calibration_metrics import CalibrationCounts, calibration_families
 from app.errors import ErrorCode
 from app.history_metrics import (
     DecisionCounters,
@@ -149,6 +150,10 @@ class Metrics:
     ) -> None:
         """Read which profiles and topology are in force, and how sure that is, at each scrape."""
         self.registry.register(Scraped(lambda: planning_families(profiles(), topology())))
+
+    def watch_calibration(self, counts: CalibrationCounts) -> None:
+        """Read how far predictions are from what is observed at each scrape."""
+        self.registry.register(Scraped(lambda: calibration_families(counts)))
 
     def watch_policy(self, status: Callable[[], PolicyGauges], counts: PolicyCounts) -> None:
         """Read which policy is in force, and how sure that is, at each scrape."""

@@ -205,6 +205,7 @@ class Services:
             ),
             self.clock,
         )
+        self.metrics.watch_calibration(self.calibration)
         self.costs = StoredCosts(self.profiles, self.topology, self.calibration)
         self.planning = Planning(
             self.matcher,

@@ -2,6 +2,7 @@
 
 from fastapi import FastAPI
 
+from app.api.calibration import calibration_router
 from app.api.decisions import decisions_router
 from app.api.engines import engines_router
 from app.api.indexer import indexer_router
@@ -27,9 +28,10 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(policies_router())
     # /v1/plans
     app.include_router(plans_router())
-    # /v1/profiles, /v1/topology: what plans are priced by
+    # /v1/profiles, /v1/topology, /v1/calibration: what plans are priced by
     app.include_router(profiles_router())
     app.include_router(topology_router())
+    app.include_router(calibration_router())
     # /v1/decisions
     app.include_router(decisions_router())
     # /v1/transfers

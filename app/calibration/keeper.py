@@ -6,13 +6,15 @@ not depend on who learns it.
 """
 
 import asyncio
+from bisect import bisect_left
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 import structlog
 from sqlalchemy import Row
 
-from app.calibration.observations import Happened, observations
+from app.calibration.observations import Happened, Observation, observations
 from app.calibration.parts import UNLEARNT, Calibration, Learnt, PartKey
 from app.calibration.repository import (
     MAX_PARTS,
@@ -26,6 +28,7 @@ from app.calibration.repository import (
     outcomes_after,
     store_learnt,
 )
+from app.calibration_metrics import RATIO_BUCKETS, Errors
 from app.clock import Clock
 from app.db.follow import DEFAULT_INTERVAL_S, Follower
 from app.db.session import Database
@@ -63,6 +66,8 @@ class CalibrationKeeper(Follower):
         self.learnt_rows = 0
         # Parts that were not learnt of because there were too many.
         self.refused_parts = 0
+        self.errors: dict[str, Errors] = {}
+        self.drifts: Counter[str] = Counter()
         self.current = Calibration()
 
     async def learn(self) -> int:
@@ -142,11 +147,29 @@ class CalibrationKeeper(Follower):
                 if known.basis != one.basis:
                     known = Learnt(UNLEARNT.estimator, one.basis, known.drifts)
                 change = observed(known.estimator, one.predicted_us, one.observed_us, limits)
-                if change.drifted:
-                    _log.info("cost_changed", **one.key._asdict())
+                self._count(one, known.estimator.factor, drifted=change.drifted)
                 drifts = known.drifts + change.drifted
                 after[one.key] = Learnt(change.estimator, one.basis, drifts)
         return after
+
+    def _count(self, one: Observation, factor: float, *, drifted: bool) -> None:
+        kind = one.key.part.partition(":")[0]
+        ratio = one.observed_us / (one.predicted_us * factor) if one.predicted_us else 0.0
+        errors = self.errors.setdefault(kind, Errors([0] * (len(RATIO_BUCKETS) + 1), [0.0]))
+        errors.counts[bisect_left(RATIO_BUCKETS, ratio)] += 1
+        errors.total[0] += ratio
+        if drifted:
+            self.drifts[kind] += 1
+            _log.info("cost_changed", **one.key._asdict())
+
+    def mean_errors(self) -> dict[str, tuple[int, float]]:
+        """By kind of part: how many are known, and the mean size of their errors."""
+        sums: dict[str, tuple[int, float]] = {}
+        for key, learnt in self.current.known.items():
+            kind = key.part.partition(":")[0]
+            number, total = sums.get(kind, (0, 0.0))
+            sums[kind] = number + 1, total + learnt.estimator.spread
+        return {kind: (number, total / number) for kind, (number, total) in sums.items()}
 
 
 def _happened(outcome: Row[Any], decision: Row[Any]) -> Happened:

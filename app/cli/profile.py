@@ -13,6 +13,7 @@ from app.cli.policy_report import findings_table
 from app.cli.profile_fit import FittedProfile, Naming, fit_profile
 from app.cli.profile_points import PointError, read_points
 from app.cli.profile_report import (
+    calibration_table,
     fit_json,
     fit_tables,
     in_force_heading,
@@ -158,6 +159,37 @@ def show(
     # Comments, so that the output is a profile again.
     typer.echo(heading)
     typer.echo(as_yaml(found["document"]), nl=False)
+
+
+@profile_app.command("calibration")
+def calibration(
+    *,
+    model: Model = None,
+    hardware: Hardware = None,
+    as_json: AsJson = False,
+    url: ServiceUrl = DEFAULT_URL,
+    key: ServiceKey = None,
+    key_file: ServiceKeyFile = None,
+) -> None:
+    """Show what outcomes have taught: by what factor each part of a profile is corrected."""
+    chosen = {"model": model, "hardware": hardware}
+    with ServiceClient(url, key, key_file) as client:
+        found = client.get(
+            "/v1/calibration",
+            **{name: value for name, value in chosen.items() if value is not None},
+        )
+    if as_json:
+        print_json(found)
+        return
+    if not found["parts"]:
+        typer.echo(
+            "Nothing is learnt yet. Transfers teach by themselves; runtimes report prefills:"
+        )
+        typer.echo('POST /v1/decisions/ID/outcome with {"detail": {"prefill_us": ...}} of a plan.')
+        return
+    Console().print(calibration_table(found["parts"]))
+    if found["left_off"]:
+        typer.echo(f"{found['left_off']} more are left off; --model and --hardware choose.")
 
 
 @profile_app.command("fit")

@@ -39,6 +39,24 @@ def profiles_table(profiles: Sequence[dict[str, Any]]) -> Table:
     return table
 
 
+def calibration_table(parts: Sequence[dict[str, Any]]) -> Table:
+    """What was learnt, a part a line."""
+    table = _table("Model", "Hardware", "Part", "Factor", "Error", "Observations", "Changes", "Is")
+    for part in parts:
+        cells = (
+            part["model"] or "–",
+            part["hardware"] or "–",
+            part["part"],
+            f"{part['factor']:.3g}",
+            f"{part['error']:.2f}",
+            str(part["observations"]),
+            str(part["drifts"]),
+            "measured" if part["measured"] else "too few yet",
+        )
+        table.add_row(*(Text(cell) for cell in cells))
+    return table
+
+
 def profile_heading(profile: dict[str, Any]) -> str:
     """Number, origin and message of one version, as lines of comment."""
     state = "in force" if profile["in_force"] else "not in force"

@@ -9,16 +9,21 @@ from typing import Any
 import pytest
 
 from app.calibration.keeper import CalibrationKeeper
+from app.calibration.observations import Happened, observations
 from app.calibration.parts import PREFILL, Calibration, Learnt, PartKey, link_part, path_part
 from app.contract.enums import TierKind
 from app.db.session import Database
 from app.planner.calibrate import CalibrationLimits, Estimator
+from app.planner.links import NO_LINKS, Link, Links
+from app.profiles.document import read_profile
+from app.settings import REFERENCE_PROFILE_FILE
 from tests.lifecycle.in_process import WAIT_S, InProcess, running
 from tests.plans.fleet import PROMPT
 
 MODEL = "calibrated-model"
 TARGET = {"engine_id": "engine-1", "hardware": "h200", "queue_depth": 0,
           "running_prefill_tokens": 0, "running_decode_tokens": 0}  # fmt: skip
+REFERENCE_PROFILE = read_profile(REFERENCE_PROFILE_FILE.read_bytes())
 KEY = PartKey(MODEL, "h200", PREFILL)
 # By the reference profile: 100 us, and 5 for each token.
 PREDICTED_US = 100 + 5 * len(PROMPT)
@@ -177,3 +182,77 @@ def test_parts_have_names_that_are_read_back() -> None:
 
 def learnt_of(factor: float, basis: str) -> Learnt:
     return Learnt(Estimator(log(factor), 0.05, 20), basis)
+
+
+def transferred(link: list[float] | None = None, **changes: Any) -> Happened:
+    """A materialization whose worker took 2 ms for 100 MB."""
+    situation = {
+        "tier": "host_dram", "locator": "node://a/state/s", "target_residency": "b", "tokens": 10,
+    }  # fmt: skip
+    inputs = {"situation": situation, "link": link, "hardware": "h200"}
+    fields: dict[str, Any] = {
+        "status": "completed", "transfer_us": 2_000, "bytes_transferred": 100_000_000,
+        "detail": {}, "kind": "materialize", "model": MODEL, "inputs": inputs, "estimate": {},
+        "query_tokens": None,
+    }  # fmt: skip
+    return Happened(**fields | changes)
+
+
+def test_a_transfer_teaches_its_path_or_its_link() -> None:
+    """By the reference profile 100 MB from memory take 500 us; by the link 1 ms and 20 us."""
+    base, links = REFERENCE_PROFILE, Links(("a", "b"), {("a", "b"): Link(20.0, 100_000.0)})
+    (by_path,) = observations(transferred(), lambda *_: base, links)
+    assert by_path.key == PartKey(MODEL, "h200", "path:host_dram:remote")
+    assert (by_path.predicted_us, by_path.observed_us) == (500.0, 2_000)
+    # With one transfer beside it, half of the link.
+    used = [20.0, 50_000.0, 1, 0]
+    (by_link,) = observations(transferred(used), lambda *_: base, links)
+    assert by_link.key == PartKey("", "", "link:a/b")
+    assert (by_link.predicted_us, by_link.observed_us) == (2_020.0, 2_000)
+    # The link is no more: nothing is said of it.
+    assert not list(observations(transferred(used), lambda *_: base, NO_LINKS))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"transfer_us": None}, {"transfer_us": 0}, {"bytes_transferred": 0},
+        {"inputs": {}}, {"inputs": {"situation": None}}, {"kind": "plan"},
+        {"inputs": {"situation": {"tier": "moon", "locator": "", "target_residency": ""}}},
+        {"kind": "plan", "estimate": {"source": 3, "terms": 7}, "detail": {"prefill_us": 5}},
+    ],
+)  # fmt: skip
+def test_a_record_that_says_too_little_teaches_nothing(changes: dict[str, Any]) -> None:
+    assert not list(observations(transferred(**changes), lambda *_: REFERENCE_PROFILE, NO_LINKS))
+
+
+def test_a_link_that_is_slower_than_the_topology_says_is_priced_so() -> None:
+    base = Links(("a", "b"), {("a", "b"): Link(20.0, 100_000.0, 0, 4), ("b", "a"): Link(1.0, 1.0)})
+    key = PartKey("", "", link_part("a", "b"))
+    slower = Calibration({key: learnt_of(4.0, "20+100000")})
+    found = slower.links(base)
+    assert found.get("a", "b") == pytest.approx(Link(80.0, 25_000.0, 0, 4))
+    assert found.get("b", "a") == base.get("b", "a")
+    assert base.get("a", "b").bytes_per_us == 100_000.0
+    # Of a link as it was before the topology changed nothing is known.
+    assert Calibration({key: learnt_of(4.0, "20+5")}).links(base).get("a", "b") == base.get(
+        "a", "b"
+    )
+
+
+async def test_what_is_learnt_is_shown_and_measured(process: InProcess) -> None:
+    for _ in range(9):
+        await computed(process, 2 * PREDICTED_US)
+    await process.services.calibration.learn()
+    await process.services.calibration.refresh()
+    shown = (await process.client.get("/v1/calibration", params={"model": MODEL})).json()
+    (part,) = shown["parts"]
+    assert (part["part"], part["hardware"], part["observations"]) == (PREFILL, "h200", 9)
+    assert part["factor"] == pytest.approx(2, rel=0.1)
+    assert part["measured"]
+    assert (await process.client.get("/v1/calibration", params={"model": "x"})).json()[
+        "parts"
+    ] == []
+    metrics = (await process.client.get("/metrics")).text
+    assert 'nexuskv_cost_observed_over_predicted_count{part="prefill"} 9.0' in metrics
+    assert "nexuskv_calibration_outcomes_total 9.0" in metrics
