@@ -7,7 +7,7 @@
 from libc.math cimport sqrt
 
 cdef enum:
-    TARGET_FIELDS = 11
+    TARGET_FIELDS = 12
     SOURCE_FIELDS = 8
     PATH_FIELDS = 3
     LINK_FIELDS = 4
@@ -80,7 +80,7 @@ cdef int priced(
     took = latency + moved * share / rate
     if took > MAX_US:
         took = MAX_US
-    hidden = took if took < t[2] else t[2]
+    hidden = took if took < t[11] else t[11]
     tail = (q.prompt - tokens) * (t[4] + t[5] * (tokens + (q.prompt - tokens) / 2)) * t[3]
     saved = (tokens - have) * (t[4] + t[5] * (have + (tokens - have) / 2)) * t[3]
     total_us[0] = t[2] + took - hidden + t[7] + tail
@@ -91,7 +91,7 @@ cdef int priced(
         return GAIN_UNCERTAIN
     if q.deadline_us >= 0 and total_us[0] > q.deadline_us:
         return DEADLINE
-    if q.max_queue_us > 0 and t[2] > q.max_queue_us:
+    if q.max_queue_us > 0 and t[11] > q.max_queue_us:
         return OVERLOADED
     return USABLE
 
@@ -108,7 +108,8 @@ def best_sources(
     which outcome.
 
     A target is (local tokens, free tokens or -1, queue us, slowdown, us a token, us a pair,
-    uncertainty, overhead us, computing us, node, profile); a source (tokens, bytes a token,
+    uncertainty, overhead us, computing us, node, profile, of the queue what is known: it hides
+    transfers and may be too long); a source (tokens, bytes a token,
     fixed bytes, bytes known, partial, excluded, node, tier); a path (latency us, bytes a us,
     uncertainty) for each profile, tier and whether it is remote; a link (latency us, bytes a us, in
     flight, most in flight) from each node to each. A node below zero has none. An excluded source

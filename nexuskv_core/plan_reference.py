@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from math import sqrt
 
-TARGET_FIELDS, SOURCE_FIELDS, PATH_FIELDS, LINK_FIELDS, TIERS = 11, 8, 3, 4, 5
+TARGET_FIELDS, SOURCE_FIELDS, PATH_FIELDS, LINK_FIELDS, TIERS = 12, 8, 3, 4, 5
 USABLE, NOT_LONGER, NO_PATH, LINK_BUSY, NO_CAPACITY, OVERLOADED, DEADLINE, GAIN_UNCERTAIN = range(8)
 _OUTCOMES = 11
 _NONE = (-1.0, -1, USABLE)
@@ -58,7 +58,7 @@ def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
                     outcome = GAIN_UNCERTAIN
                 elif 0 <= deadline_us < total_us:
                     outcome = DEADLINE
-                elif 0 < max_queue_us < target[2]:
+                elif 0 < max_queue_us < target[11]:
                     outcome = OVERLOADED
             counts[outcome] += 1
             kind = {USABLE: USABLE, OVERLOADED: DEADLINE, DEADLINE: DEADLINE}.get(outcome, -1)
@@ -100,7 +100,7 @@ def _priced(
     rest, more = prompt - tokens, tokens - have_now
     tail = rest * (per_token + per_pair * (tokens + rest / 2)) * slowdown
     saved = more * (per_token + per_pair * (have_now + more / 2)) * slowdown
-    total = queue + took - min(took, queue) + overhead + tail
+    total = queue + took - min(took, target[11]) + overhead + tail
     deviation = sqrt((relative * took) ** 2 + (uncertainty * saved) ** 2)
     return USABLE, total, compute - total, deviation
 

@@ -181,6 +181,7 @@ class Planning:
             directory=self._directory,
             sizes=self._sizes,
             running=self.reservations.running(query.wanted.tenant),
+            reading=self.reservations.reading,
         )
         holdings = _holdings(match) if match is not None else list(_previous(query))
         return asking.question(
@@ -217,7 +218,11 @@ class Planning:
         chosen = found.chosen
         if chosen.source is not None:
             self.reservations.take(
-                tenant, chosen.source.node, chosen.target.node, round(chosen.priced.transfer_us)
+                tenant,
+                chosen.source.node,
+                chosen.target.node,
+                round(chosen.priced.transfer_us),
+                chosen.source.tier,
             )
 
     def _observe(  # noqa: PLR0917 - of one caller, which has them all

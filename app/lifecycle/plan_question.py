@@ -4,7 +4,7 @@ Whatever is not proven to be the same state is no source: engines' blocks of ano
 or revision, registered states without evidence or with another one, tiers that the policy bars.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from app.contract.compatibility import Mismatch, compare
@@ -111,6 +111,7 @@ class Asking:
         directory: Directory,
         sizes: Sizes,
         running: int,
+        reading: Callable[[str, TierKind], int],
     ) -> None:
         self._query = query
         self._policy = policy
@@ -120,6 +121,7 @@ class Asking:
         self._directory = directory
         self._sizes = sizes
         self._running = running
+        self._reading = reading
         self._notes: list[Note] = []
         self._backends: dict[tuple[TierKind, DeviceClass | None], str | None] = {}
         # Of the target at each place what it was described as.
@@ -224,7 +226,7 @@ class Asking:
                     known.bytes_per_token,
                     known.fixed_bytes,
                     line is not None,
-                    excluded=not_known or (None if kind else PlanExclusion.NO_PATH),
+                    excluded=not_known or self._unreadable(node, kind),
                 )
                 yield source, origin
 
@@ -250,18 +252,19 @@ class Asking:
             line = self._sizes.of(state.entry.descriptor)
             known = line or Line(0.0, self._profile(EngineKey("")).default_bytes_per_token)
             worker = state.payload[0] if state.payload else None
-            locator = state.entry.location.locator
+            location = state.entry.location
+            node = worker or node_of(location.locator) or location.locator
             yield (
                 Source(
                     state.entry_id,
-                    worker or node_of(locator) or locator,
-                    state.entry.location.tier,
+                    node,
+                    location.tier,
                     candidate.matched_tokens,
                     known.bytes_per_token,
                     known.fixed_bytes,
                     line is not None,
                     state.partial and state.rule is ReuseRule.PREFIX_CLOSED,
-                    self._state_excluded(candidate),
+                    self._state_excluded(candidate) or self._unreadable(node, location.tier),
                 ),
                 Origin(
                     "state",
@@ -271,6 +274,14 @@ class Asking:
                     state.entry.descriptor.materialization.device_classes,
                 ),
             )
+
+    def _unreadable(self, node: str, tier: TierKind | None) -> PlanExclusion | None:
+        """A tier that nobody knows, or that as many transfers read as it takes."""
+        if tier is None:
+            return PlanExclusion.NO_PATH
+        known = self._topology.tiers.get((node, tier))
+        most = 0 if known is None else known.max_in_flight
+        return PlanExclusion.LINK_BUSY if 0 < most <= self._reading(node, tier) else None
 
     def _state_excluded(self, candidate: Candidate) -> PlanExclusion | None:
         state, evidence = candidate.state, self._query.evidence

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from typing import Final, NamedTuple
 
 from app.clock import Clock
+from app.contract.enums import TierKind
 from app.planner.links import NO_LINKS, Links
 
 MAX_RESERVATIONS: Final = 65_536
@@ -22,6 +23,7 @@ class Reserved(NamedTuple):
     tenant: str
     source: str
     target: str
+    tier: TierKind | None
 
 
 class Reservations:
@@ -32,6 +34,7 @@ class Reservations:
         self._running: list[Reserved] = []
         self._numbers = 0
         self._tenants: Counter[str] = Counter()
+        self._tiers: Counter[tuple[str, TierKind | None]] = Counter()
         self._base = NO_LINKS
         self._links = NO_LINKS
         self.refused = 0
@@ -54,17 +57,27 @@ class Reservations:
         self._expire()
         return self._tenants[tenant]
 
-    def take(self, tenant: str, source: str, target: str, took_us: int) -> bool:
-        """Reserve a transfer that ends in so long; False where there are too many."""
+    def reading(self, node: str, tier: TierKind) -> int:
+        """How many transfers read a tier of a node."""
+        self._expire()
+        return self._tiers[node, tier]
+
+    def take(
+        self, tenant: str, source: str, target: str, took_us: int, tier: TierKind | None = None
+    ) -> bool:
+        """Reserve a transfer that ends in so long, from a tier of the source; False where there are
+        too many.
+        """
         self._expire()
         if len(self._running) >= MAX_RESERVATIONS:
             self.refused += 1
             return False
         self._numbers += 1
         until_us = self._clock.monotonic_us() + took_us
-        one = Reserved(until_us, self._numbers, tenant, source, target)
+        one = Reserved(until_us, self._numbers, tenant, source, target, tier)
         heappush(self._running, one)
         self._tenants[tenant] += 1
+        self._tiers[source, tier] += 1
         self._links.begin(source, target)
         return True
 
@@ -75,4 +88,7 @@ class Reservations:
             self._tenants[one.tenant] -= 1
             if not self._tenants[one.tenant]:
                 del self._tenants[one.tenant]
+            self._tiers[one.source, one.tier] -= 1
+            if not self._tiers[one.source, one.tier]:
+                del self._tiers[one.source, one.tier]
             self._links.begin(one.source, one.target, -1)

@@ -216,4 +216,4 @@ def too_late(question: Question, total_us: float, wait: Waiting) -> PlanExclusio
     if question.deadline_us is not None and total_us > question.deadline_us:
         return PlanExclusion.DEADLINE
     most = question.bounds.max_queue_us
-    return PlanExclusion.OVERLOADED if most and wait.queue.value_us > most else None
+    return PlanExclusion.OVERLOADED if most and wait.known_us > most else None

@@ -110,6 +110,7 @@ def _target_rows(
                 compute_us,
                 nodes[target.node],
                 profiles[id(profile)],
+                wait.known_us,
             )
         )
     return rows

@@ -53,10 +53,13 @@ class Priced(NamedTuple):
 
 
 class Waiting(NamedTuple):
-    """How long a request waits at a target, and by what prefill is slower there."""
+    """How long a request waits at a target, by what prefill is slower there, and how much of the
+    wait is known: only that hides a transfer, and can be called too long.
+    """
 
     queue: Part
     slowdown: float
+    known_us: float
 
 
 def waiting(target: Target) -> Waiting:
@@ -73,11 +76,13 @@ def waiting(target: Target) -> Waiting:
     busy_us = queued / each * profile.prefill.recompute_us(each, 0) * slowdown if queued else 0.0
     busy_us += (depth or 0) * profile.prefill.schedule_us
     if depth is None and target.queued_prefill_tokens is None:
-        # An idle one and a full one look alike: as uncertain as one request is long.
+        # An idle one and a full one look alike. As one request would be: at nothing, silent
+        # engines would draw all requests.
         one_us = profile.prefill.recompute_us(profile.queued_tokens, 0)
-        return Waiting(Part("queue", 0.0, _UNKNOWN * one_us, provenance), slowdown)
+        return Waiting(Part("queue", one_us, _UNKNOWN * one_us, provenance), slowdown, 0.0)
     uncertainty = relative + profile.prefill.uncertainty
-    return Waiting(Part("queue", busy_us, uncertainty * busy_us, provenance), slowdown)
+    queue = Part("queue", busy_us, uncertainty * busy_us, provenance)
+    return Waiting(queue, slowdown, busy_us)
 
 
 def computing_us(question: Question, target: Target, wait: Waiting) -> float:
@@ -176,7 +181,7 @@ def _priced(  # noqa: PLR0917 - of one caller, which has them all
     took, took_deviation, provenance = transfer
     tail_tokens = question.tokens - tokens
     tail = prefill.recompute_us(tail_tokens, tokens) * wait.slowdown
-    visible = took - min(took, queue.value_us)
+    visible = took - min(took, wait.known_us)
     parts = (
         Part("lookup", profile.lookup_us, 0.0, _PROFILE),
         queue,

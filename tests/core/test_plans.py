@@ -26,7 +26,7 @@ def loops(draw: st.DrawFn) -> tuple[Any, ...]:
     flag = st.integers(0, 1)
     targets = rows(
         draw(st.integers(0, 3)), NUMBER, st.just(-1) | NUMBER, NUMBER, st.floats(1, 2), NUMBER,
-        st.floats(0, 1), PART, NUMBER, NUMBER, node, st.integers(0, profiles - 1),
+        st.floats(0, 1), PART, NUMBER, NUMBER, node, st.integers(0, profiles - 1), NUMBER,
     )  # fmt: skip
     sources = rows(
         draw(st.integers(0, 4)), NUMBER, NUMBER, NUMBER, flag, flag, flag, node, st.integers(0, 4)
@@ -36,7 +36,7 @@ def loops(draw: st.DrawFn) -> tuple[Any, ...]:
     rest = draw(
         st.tuples(st.integers(1, 10**6), st.just(-1) | NUMBER, PART, NUMBER, st.just(0) | NUMBER)
     )
-    pairs = (len(targets) // 11) * (len(sources) // 8)
+    pairs = (len(targets) // 12) * (len(sources) // 8)
     outcome = st.sampled_from([0, 0, 8, 9, 10])
     barred = bytes(draw(st.just([]) | st.lists(outcome, min_size=pairs, max_size=pairs)))
     return (targets, sources, paths, links, nodes, *map(float, rest), barred)
@@ -52,7 +52,7 @@ def test_the_compiled_loop_is_the_plain_one(given_: tuple[Any, ...]) -> None:
     ("nodes", "node", "profile", "tier"), [(1, 1, 0, 0), (0, 0, 0, 0), (1, 0, 1, 0), (1, 0, 0, 5)]
 )
 def test_a_place_that_is_none_is_refused(nodes: int, node: int, profile: int, tier: int) -> None:
-    targets = array("d", [0, -1, 0, 1, 1, 0, 0, 0, 1, node, profile])
+    targets = array("d", [0, -1, 0, 1, 1, 0, 0, 0, 1, node, profile, 0])
     sources = array("d", [1, 1, 0, 1, 1, 0, node, tier])
     paths, links = array("d", [1.0] * 30), array("d", [0.0] * 4 * nodes * nodes)
     with pytest.raises(ValueError, match="no such"):
@@ -70,7 +70,7 @@ def test_links_that_are_no_table_are_refused() -> None:
 )
 @pytest.mark.parametrize("loop", [best_sources, plain_best_sources])
 def test_pairs_that_are_none_are_refused(loop: Any, barred: bytes, fault: str) -> None:
-    targets = array("d", [0, -1, 0, 1, 1, 0, 0, 0, 1, -1, 0])
+    targets = array("d", [0, -1, 0, 1, 1, 0, 0, 0, 1, -1, 0, 0])
     sources = array("d", [1, 1, 0, 1, 1, 0, -1, 0])
     with pytest.raises(ValueError, match=fault):
         loop(targets, sources, array("d", [1.0] * 30), array("d"), 0, 10, -1, 1, 0, 0, barred)

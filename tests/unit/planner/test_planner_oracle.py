@@ -126,7 +126,7 @@ def all_pairs(question: Question) -> tuple[float, Counter[PlanExclusion], bool]:
             elif question.deadline_us is not None and found.total_us > question.deadline_us:
                 ended[PlanExclusion.DEADLINE] += 1
                 late_us.append(found.total_us)
-            elif 0 < bounds.max_queue_us < wait.queue.value_us:
+            elif 0 < bounds.max_queue_us < wait.known_us:
                 ended[PlanExclusion.OVERLOADED] += 1
                 late_us.append(found.total_us)
             else:

@@ -144,7 +144,9 @@ def test_state_is_brought_only_where_the_gain_is_sure() -> None:
 def test_what_nobody_said_is_uncertain_and_says_so() -> None:
     silent = target(queue_depth=None, queued_prefill_tokens=None)
     queue = plan(question(targets=(silent,))).chosen.priced.parts[1]
-    assert (queue.value_us, queue.provenance) == (0.0, Provenance.UNKNOWN)
+    # As one request of 1,000 tokens: what is not known draws nobody.
+    assert (queue.value_us, queue.provenance) == (20_500.0, Provenance.UNKNOWN)
+    assert plan(question(targets=(silent, target("e2")))).chosen.target.engine_id == "e2"
     assert queue.deviation_us == PREFILL.recompute_us(1_000, 0)
     deep = target(queue_depth=2, queued_prefill_tokens=None)
     queue = plan(question(targets=(deep,))).chosen.priced.parts[1]
