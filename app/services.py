@@ -120,6 +120,7 @@ class Services:
         self._make_workers()
         self.backed_registry = BackedRegistry(self.registry)
         self.intake = StateIntake(self.registry, self.policy_provider, self.metrics)
+        self._make_plans()
         self._make_pipeline()
         self.loaded = asyncio.Event()
         self.draining = False
@@ -134,13 +135,24 @@ class Services:
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
 
     def _make_planning(self) -> None:
-        """What plans are made by: cost profiles, and the topology."""
+        """What plans are made by: cost profiles, the topology, and what outcomes teach of both."""
         built_in = read_profile(REFERENCE_PROFILE_FILE.read_bytes())
         self.profile_store = ProfileStore(self.database, self.clock)
         self.profiles = ProfileProvider(self.database, built_in, self.clock)
         self.topology_store = TopologyStore(self.database, self.clock)
         self.topology = TopologyProvider(self.database, self.clock)
         self.metrics.watch_planning(self._profile_gauges, self._topology_gauges)
+        self.calibration = CalibrationKeeper(
+            self.database,
+            lambda model, hardware: self.profiles.current.best(model, hardware).profile,
+            lambda: self.topology.current.links,
+            lambda: CalibrationLimits(
+                self.policy_provider.current.policy.cost_bounds.max_calibration_step
+            ),
+            self.clock,
+        )
+        self.metrics.watch_calibration(self.calibration)
+        self.costs = StoredCosts(self.profiles, self.topology, self.calibration)
 
     def _make_engines(self) -> None:
         """What engines say of their caches: who they are, their events, and queries."""
@@ -183,6 +195,20 @@ class Services:
             self.workers.counts, self.worker_intake.results, self.worker_client
         )
 
+    def _make_plans(self) -> None:
+        """What makes plans, from what this process knows."""
+        self.planning = Planning(
+            self.matcher,
+            self.index,
+            self.workers,
+            sink=self.spool,
+            policies=self.policy_provider,
+            costs=self.costs,
+            topologies=self.topology,
+            clock=self.clock,
+            ids=self.ids,
+        )
+
     def _make_pipeline(self) -> None:
         """The three slices of the pipeline."""
         self.lookup = Lookup(
@@ -195,28 +221,6 @@ class Services:
             ids=self.ids,
             max_candidates=self.settings.max_candidates,
             source_handle_ttl_s=self.settings.source_handle_ttl_s,
-        )
-        self.calibration = CalibrationKeeper(
-            self.database,
-            lambda model, hardware: self.profiles.current.best(model, hardware).profile,
-            lambda: self.topology.current.links,
-            lambda: CalibrationLimits(
-                self.policy_provider.current.policy.cost_bounds.max_calibration_step
-            ),
-            self.clock,
-        )
-        self.metrics.watch_calibration(self.calibration)
-        self.costs = StoredCosts(self.profiles, self.topology, self.calibration)
-        self.planning = Planning(
-            self.matcher,
-            self.index,
-            self.workers,
-            sink=self.spool,
-            policies=self.policy_provider,
-            costs=self.costs,
-            topologies=self.topology,
-            clock=self.clock,
-            ids=self.ids,
         )
         observer = Observer(
             self.spool,

@@ -238,9 +238,7 @@ class Planning:
     ) -> None:
         told = planned.told
         chosen, source = told.chosen, told.chosen.source
-        devices = tuple(target.device_class for target in query.targets)
         recomputes = found.chosen.action is PlanAction.RECOMPUTE
-        record = record_of(asked, devices, planned.topology_version)
         self._sink.record(
             Decision(
                 decision_id=decision_id,
@@ -267,14 +265,7 @@ class Planning:
                 path=list(path(*(_COMPUTED if recomputes else _REUSED))),
                 index_revision=self._index.revision,
                 latency_us=self._clock.monotonic_us() - caller.started_us,
-                inputs=_json(
-                    {
-                        "v": INPUTS_VERSION,
-                        "engines": planned.engines,
-                        "link": _link(asked.question, found),
-                        "plan": record,
-                    }
-                ),
+                inputs=_inputs(query, planned, asked, found),
                 action=ACTIONS[found.chosen.action].value,
                 backend=source.backend if source is not None else None,
                 tier=source.tier if source is not None else None,
@@ -287,6 +278,18 @@ class Planning:
                 recompute_us=told.fallback.total_us,
             )
         )
+
+
+def _inputs(query: PlanQuery, planned: Planned, asked: Asked, found: Plan) -> str:
+    devices = tuple(target.device_class for target in query.targets)
+    return _json(
+        {
+            "v": INPUTS_VERSION,
+            "engines": planned.engines,
+            "link": _link(asked.question, found),
+            "plan": record_of(asked, devices, planned.topology_version),
+        }
+    )
 
 
 def _link(question: Question, found: Plan) -> list[float] | None:
