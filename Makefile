@@ -8,7 +8,7 @@ T ?= tests
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup up browser test faults lint fmt types openapi migrate bench bench-worker bench-core bench-decisions bench-planner core-check lock clean
+.PHONY: help setup up browser test faults lint fmt types openapi migrate bench bench-worker bench-core bench-decisions bench-planner evaluate core-check lock clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-12s %s\n", $$1, $$2}'
@@ -67,6 +67,9 @@ bench-worker: setup ## run the worker benchmark; writes .bench/worker.json
 
 bench-planner: setup ## time plans; writes .bench/planner.json
 	$(BIN)/python -m benchmarks.planner $(ARGS)
+
+evaluate: setup ## simulate the planner beside others; writes .bench/evaluate.json and .bench/evaluate/ (TRACE=file)
+	$(BIN)/python -m benchmarks.evaluate $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 bench-core: setup ## run the index beside its peers; writes .bench/core.json
 	$(BIN)/python -u -m benchmarks.core $(ARGS)

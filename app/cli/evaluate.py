@@ -1,6 +1,8 @@
 """`nexuskv evaluate`: the planner against other strategies, on a simulated fleet and a trace."""
 
 import hashlib
+from importlib.metadata import version
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,14 +15,27 @@ from app.cli.options import failure
 from app.cli.trace_format import TraceError, read_trace
 from app.clock import seeded_random
 from app.errors import NexusError
-from app.evaluate.artefacts import recoveries, table, winners, write
+from app.evaluate.ablations import ablations
+from app.evaluate.artefacts import Found, told, write
 from app.evaluate.fleet import Fleet, load_fleet
+from app.evaluate.matrix import run_matrix
 from app.evaluate.measures import row
-from app.evaluate.run import SETTLED, evaluate, recover
-from app.evaluate.simulator import draw
+from app.evaluate.run import (
+    SETTLED,
+    compare,
+    measures,
+    recover,
+    simulate,
+    strategies,
+    wrong_profiles,
+)
+from app.evaluate.simulator import Request, draw
+from app.evaluate.strategies import Oracle, RecomputeAlways
 from app.policy.text import parse_document
 
 MAX_REQUESTS: Final = 1_000_000
+_MAX_GAPS: Final = 10_000
+Listed = list[tuple[float, int, int, tuple[int, ...]]]
 
 
 def evaluate_command(
@@ -32,6 +47,9 @@ def evaluate_command(
     limit: Annotated[
         int, typer.Option(help="Requests at most.", min=1, max=MAX_REQUESTS)
     ] = MAX_REQUESTS,
+    matrix: Annotated[
+        bool, typer.Option("--matrix", help="Also made-up workloads: contexts, reuse, arrivals.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON, not a table.")] = False,
 ) -> None:
     """Replay a trace against a simulated fleet, once for each strategy.
@@ -42,30 +60,53 @@ def evaluate_command(
     try:
         described = load_fleet(parse_document(fleet.read_bytes()))
         listed = _requests(trace, described, limit)
-        requests = draw(described, listed, seeded_random(seed))
+        requests = draw(described, listed, seeded_random(seed)) if listed else []
         if not requests:
             raise failure(f"{trace} has no request")
-        found = evaluate(described, requests, console.print)
-        recovered = recover(described, requests, console.print) if len(requests) > SETTLED else []
         config = _config(trace, fleet, described, seed, len(requests))
-        written = write(out, config, found, recovered)
+        found = _found(described, requests, config, console)
+        if matrix:
+            found = _with_matrix(found, described, listed, seed, console)
+        written = write(out, found)
     except OSError as error:
         raise failure(f"{error.filename or out}: {error.strerror}") from None
     except (TraceError, NexusError) as error:
         raise failure(str(error)) from None
     if as_json:
-        typer.echo(orjson.dumps([row(one) for one in found]).decode())
+        typer.echo(orjson.dumps([row(one) for one in found.rows]).decode())
         return
-    Console().print(Markdown(table(found)))
-    typer.echo(winners(found))
-    if recovered:
-        Console().print(Markdown(recoveries(recovered)))
+    Console().print(Markdown(told(found)))
     typer.echo(f"written to {written[-1]}")
 
 
-def _requests(
-    trace: Path, fleet: Fleet, limit: int
-) -> list[tuple[float, int, int, tuple[int, ...]]]:
+def _found(
+    fleet: Fleet, requests: list[Request], config: dict[str, Any], console: Console
+) -> Found:
+    runs = simulate(fleet, requests, strategies(fleet, requests, console.print), console.print)
+    rows = measures(fleet, requests, runs)
+    if len(requests) <= SETTLED:
+        return Found(config, rows, runs)
+    wrong = dict(wrong_profiles(fleet.profile))
+    variants = ablations(fleet.profile, wrong["prefill too slow"])
+    among = [RecomputeAlways(), *variants, Oracle()]
+    return Found(
+        config,
+        rows,
+        runs,
+        compare(fleet, requests, among, console.print)[1:-1],
+        recover(fleet, requests, console.print),
+    )
+
+
+def _with_matrix(found: Found, fleet: Fleet, listed: Listed, seed: int, console: Console) -> Found:
+    gaps_ms = [max(0.0, later[0] - one[0]) for one, later in pairwise(listed[:_MAX_GAPS])]
+    cells = list(run_matrix(fleet, lambda: seeded_random(seed), gaps_ms, console.print))
+    return Found(
+        found.config, found.rows, found.runs, found.ablations, found.recovered, tuple(cells)
+    )
+
+
+def _requests(trace: Path, fleet: Fleet, limit: int) -> Listed:
     with trace.open("rb") as lines:
         return [
             (one.timestamp, one.input_length, one.output_length, one.hash_ids)
@@ -80,6 +121,7 @@ def _config(trace: Path, fleet: Path, described: Fleet, seed: int, requests: int
         "fleet": {"name": fleet.name, "sha256": _digest(fleet), "engines": described.engines},
         "seed": seed,
         "profile": described.profile.version,
+        "versions": {"nexuskv": version("nexuskv"), "fleet": described.schema_version},
         "evidence": "simulated",
     }
 

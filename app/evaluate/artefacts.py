@@ -1,71 +1,117 @@
 """What an evaluation leaves: a folder from which anyone runs it again, byte for byte."""
 
-import html
+import gzip
+import io
 import json
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, Final
 
-from app.evaluate.measures import Measures, row
-from app.evaluate.run import SETTLED, WRONG, Recovery
+from msgspec import Struct
 
-_NOTE: Final = (
-    "Simulated: no figure here was measured on hardware. Baselines with knobs were tuned by grid"
-    " search on this trace; NexusKV was not."
-)
-_COLUMNS: Final = (
-    ("ttft_p50_ms", "TTFT p50, ms", 0),
-    ("ttft_p95_ms", "p95, ms", 0),
-    ("ttft_p99_ms", "p99, ms", 0),
-    ("goodput", "goodput", 3),
-    ("gain_s", "gain, s", 0),
-    ("regret", "regret", 4),
-    ("reused_tokens", "reused", 3),
-    ("useful_reuse", "useful", 3),
-    ("unused_hits", "unused hits", 3),
-    ("no_hit_slowdown", "without a hit", 4),
-    ("moved_tb", "moved, TB", 2),
-)
+from app.evaluate.matrix import OURS, Cell
+from app.evaluate.measures import Measures, row, ttft_us
+from app.evaluate.report import page
+from app.evaluate.run import SETTLED, WRONG, Recovery, Run
+from app.evaluate.told import NOTE, table, winners
 
 
-def write(
-    directory: Path,
-    config: dict[str, Any],
-    found: Sequence[Measures],
-    recovered: Sequence[Recovery],
-) -> list[Path]:
-    """`config.json`, `strategies.jsonl`, `calibration.jsonl`, `table.md` and `report.html`.
+class Found(Struct, frozen=True):
+    """All that an evaluation found. `runs` and `rows` are of the strategies, in their order."""
 
-    Raises OSError.
+    config: dict[str, Any]
+    rows: Sequence[Measures]
+    runs: Sequence[Run]
+    ablations: Sequence[Measures] = ()
+    recovered: Sequence[Recovery] = ()
+    cells: Sequence[Cell] = ()
+
+
+MAX_RAW_REQUESTS: Final = 20_000
+
+
+def write(directory: Path, found: Found) -> list[Path]:
+    """The config, a line for each strategy, ablation, calibration and cell, what became of every
+    request (gzip; of at most MAX_RAW_REQUESTS a strategy), tables, and a page. Raises OSError.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    told = [table(found), _NOTE, winners(found), *([recoveries(recovered)] if recovered else [])]
-    contents = {
-        "config.json": json.dumps(config, indent=2, sort_keys=True) + "\n",
-        "strategies.jsonl": "".join(json.dumps(row(one)) + "\n" for one in found),
-        "calibration.jsonl": "".join(json.dumps(one._asdict()) + "\n" for one in recovered),
-        "table.md": "\n\n".join(told) + "\n",
-        "report.html": _page(config, found, recovered),
+    lines = {
+        "strategies.jsonl": [row(one) for one in found.rows],
+        "ablations.jsonl": [row(one) for one in found.ablations],
+        "calibration.jsonl": [one._asdict() | _EVIDENCE for one in found.recovered],
+        "matrix.jsonl": [_cell(one) for one in found.cells],
     }
+    contents: dict[str, bytes] = {
+        "config.json": (json.dumps(found.config, indent=2, sort_keys=True) + "\n").encode(),
+        **{name: _lines(rows) for name, rows in lines.items()},
+        "requests.jsonl.gz": _raw(found.runs),
+        "table.md": told(found).encode(),
+        "report.html": page(found.config, found.rows, _times(found.runs), found.ablations,
+                            recoveries(found.recovered), found.cells).encode(),
+    }  # fmt: skip
     written = []
     for name, content in contents.items():
         path = directory / name
-        path.write_text(content, encoding="utf-8")
+        path.write_bytes(content)
         written.append(path)
     return written
 
 
-def table(found: Sequence[Measures]) -> str:
-    """In Markdown, one strategy a line."""
-    lines = ["| strategy | " + " | ".join(title for _, title, _ in _COLUMNS) + " |"]
-    lines.append("|---" * (len(_COLUMNS) + 1) + "|")
-    lines += [f"| {one.strategy} | " + " | ".join(_cells(one)) + " |" for one in found]
+def told(found: Found) -> str:
+    """Every table in Markdown."""
+    parts = [table(found.rows), NOTE, winners(found.rows)]
+    if found.ablations:
+        parts += ["Ablations, and prefetch:", table(found.ablations)]
+    if found.recovered:
+        parts.append(recoveries(found.recovered))
+    if found.cells:
+        parts += [matrix(found.cells), others_win(found.cells)]
+    return "\n\n".join(parts) + "\n"
+
+
+def matrix(cells: Sequence[Cell]) -> str:
+    """Who is best by the mean time to the first token, a cell a line."""
+    lines = [
+        "| workload | NexusKV mean, ms | p95, ms | best mean | best p95 | reused | regret |",
+        "|---" * 7 + "|",
+    ]
+    for cell in cells:
+        ours = cell.of(OURS)
+        regret = "–" if ours.regret is None else f"{ours.regret:.3f}"
+        lines.append(
+            f"| {cell.name} | {ours.ttft_mean_ms:,.0f} | {ours.ttft_p95_ms:,.0f} |"
+            f" {_shown(cell.best('ttft_mean_ms'))} | {_shown(cell.best('ttft_p95_ms'))} |"
+            f" {ours.reused_tokens:.2f} | {regret} |"
+        )
     return "\n".join(lines)
 
 
+def others_win(cells: Sequence[Cell]) -> str:
+    """Where another strategy is better by more than one per cent, plainly."""
+    lines = []
+    for cell in cells:
+        ours = cell.of(OURS)
+        for measure, title in (("ttft_mean_ms", "mean"), ("ttft_p95_ms", "p95")):
+            best = cell.best(measure)
+            if OURS not in best:
+                theirs, mine = getattr(cell.of(best[0]), measure), getattr(ours, measure)
+                lines.append(
+                    f"- {cell.name}: {best[0]} is better at {title},"
+                    f" {theirs:,.0f} to {mine:,.0f} ms ({mine / theirs - 1:.1%})"
+                )
+    if not lines:
+        return "In no cell is another strategy better by more than 1 %."
+    return (
+        f"Another strategy is better in {len(lines)} of {2 * len(cells)} places:\n\n"
+        + "\n".join(lines)
+    )
+
+
 def recoveries(recovered: Sequence[Recovery]) -> str:
-    """What calibration makes of profiles that are wrong, in Markdown."""
+    """What calibration makes of profiles that are wrong, in Markdown; "" without any."""
+    if not recovered:
+        return ""
     lines = [
         f"| profile, {WRONG:g} times wrong | regret as it is | calibrated |",
         "|---|---|---|",
@@ -77,61 +123,46 @@ def recoveries(recovered: Sequence[Recovery]) -> str:
     return "\n".join(lines)
 
 
-def winners(found: Sequence[Measures]) -> str:
-    """Where another strategy than ours is better, within 1 % being equal; the oracle is none."""
-    ours = next(one for one in found if one.strategy == "NexusKV")
-    others = [one for one in found if one.strategy not in {"NexusKV", "oracle"}]
-    lines = []
-    for name, title, lower in (
-        ("ttft_p50_ms", "TTFT p50", True), ("ttft_p95_ms", "TTFT p95", True),
-        ("ttft_p99_ms", "TTFT p99", True), ("goodput", "goodput", False),
-        ("gain_s", "gain", False),
-    ):  # fmt: skip
-        mine = getattr(ours, name)
-        for one in others:
-            theirs = getattr(one, name)
-            better = theirs < mine * 0.99 if lower else theirs > mine + abs(mine) * 0.01
-            if better:
-                lines.append(f"{one.strategy} is better at {title}: {theirs:.4g} to {mine:.4g}.")
-    return "\n".join(lines) or "No other strategy is better at TTFT, goodput or gain."
+def _shown(best: Sequence[str]) -> str:
+    return f"{best[0]} and {len(best) - 1} more" if len(best) > 3 else ", ".join(best)
 
 
-def _cells(one: Measures) -> list[str]:
-    values = [(getattr(one, name), digits) for name, _, digits in _COLUMNS]
-    return ["–" if value is None else f"{value:,.{digits}f}" for value, digits in values]
+def _cell(cell: Cell) -> dict[str, Any]:
+    fields = {name: getattr(cell, name) for name in cell.__struct_fields__ if name != "rows"}
+    return fields | {"rows": [row(one) for one in cell.rows]} | _EVIDENCE
 
 
-def _page(config: dict[str, Any], found: Sequence[Measures], recovered: Sequence[Recovery]) -> str:
-    """One file, without anything from elsewhere: bars of the p95, and the table."""
-    longest = max(one.ttft_p95_ms for one in found)
-    bars = "".join(
-        f'<tr><th scope="row">{html.escape(one.strategy)}</th><td><svg width="420" height="18"'
-        f' role="img" aria-label="{one.ttft_p95_ms:.0f} ms"><rect width='
-        f'"{400 * one.ttft_p95_ms / longest:.1f}" height="14" y="2" fill="#1d5bb8"/></svg></td>'
-        f"<td>{one.ttft_p95_ms:,.0f} ms</td></tr>"
-        for one in found
-    )
-    head = "".join(f"<th scope='col'>{title}</th>" for _, title, _ in _COLUMNS)
-    body = "".join(
-        f"<tr><th scope='row'>{html.escape(one.strategy)}</th>"
-        + "".join(f"<td>{cell}</td>" for cell in _cells(one))
-        + "</tr>"
-        for one in found
-    )
-    learnt = "".join(
-        f"<tr><th scope='row'>{one.wrong}{', calibrated' if one.calibrated else ''}</th>"
-        f"<td>{one.regret:.4f}</td></tr>"
-        for one in recovered
-    )
-    return (
-        '<!doctype html><html lang="en"><meta charset="utf-8"><title>NexusKV evaluation</title>'
-        "<style>body{font:14px/1.5 system-ui,sans-serif;margin:2em;max-width:80em}"
-        "td,th{padding:4px 10px;text-align:right;border-top:1px solid #ccc}"
-        "th[scope=row]{text-align:left}pre{background:#f5f6f8;padding:1em;overflow:auto}</style>"
-        f"<h1>NexusKV evaluation</h1><p>{_NOTE}</p><h2>TTFT p95</h2><table>{bars}</table>"
-        f"<h2>All figures</h2><table><tr><th scope='row'>strategy</th>{head}</tr>{body}</table>"
-        f"<p>{html.escape(winners(found))}</p>"
-        f"<h2>Regret with a profile {WRONG:g} times wrong</h2><table>{learnt}</table>"
-        f"<p>Of all but the first {SETTLED} requests.</p><h2>Made from</h2>"
-        f"<pre>{html.escape(json.dumps(config, indent=2, sort_keys=True))}</pre></html>\n"
-    )
+_EVIDENCE: Final = {"evidence": "simulated"}
+
+
+def _lines(rows: Sequence[dict[str, Any]]) -> bytes:
+    return "".join(json.dumps(one) + "\n" for one in rows).encode()
+
+
+def _raw(runs: Sequence[Run]) -> bytes:
+    """What became of every request, by strategy; without a time or a name in the container."""
+    buffer = io.BytesIO()
+    with gzip.GzipFile(filename="", mode="wb", fileobj=buffer, mtime=0) as file:
+        for run in runs:
+            for job in sorted(run.jobs, key=lambda one: one.request.number)[:MAX_RAW_REQUESTS]:
+                told_of = {
+                    "strategy": run.strategy.name,
+                    "request": job.request.number,
+                    "arrival_us": round(job.request.arrival_us),
+                    "ttft_us": round(ttft_us(job)),
+                    "engine": job.choice.engine,
+                    "tokens": job.request.tokens,
+                    "reused_tokens": job.reused_tokens,
+                    "moved_bytes": round(job.moved_bytes),
+                    "transfer_us": round(job.transfer_us),
+                    "predicted_us": None
+                    if job.choice.predicted_us is None
+                    else round(job.choice.predicted_us),
+                    **_EVIDENCE,
+                }
+                file.write((json.dumps(told_of) + "\n").encode())
+    return buffer.getvalue()
+
+
+def _times(runs: Sequence[Run]) -> list[tuple[str, list[float]]]:
+    return [(run.strategy.name, sorted(ttft_us(job) / 1e3 for job in run.jobs)) for run in runs]

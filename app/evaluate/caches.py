@@ -1,7 +1,7 @@
 """Where blocks are: the device and the memory of every engine, least recently used first."""
 
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 
 
 class Caches:
@@ -44,6 +44,10 @@ class Caches:
             if block not in device:
                 return length
         return len(blocks)
+
+    def host(self, engine: int) -> Container[int]:
+        """What the memory of the engine's node has of it."""
+        return self._host[engine]
 
     def add(self, engine: int, blocks: Sequence[int]) -> None:
         """They are on the engine's device now, and the most recently used; the last ones first, so

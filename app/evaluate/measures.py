@@ -3,11 +3,12 @@
 from collections.abc import Sequence
 from typing import Any, Final
 
-from msgspec import Struct
+from msgspec import Struct, structs
 
 from app.evaluate.simulator import Job, Request
 
 _US_PER_MS: Final = 1e3
+TENANTS: Final = 8
 
 
 class Measures(Struct, frozen=True):
@@ -16,6 +17,7 @@ class Measures(Struct, frozen=True):
 
     `goodput` is the part within the objective; `useful_reuse` of tokens brought, those that a
     prefill used; `unused_hits` of requests with state at hand, those that used none;
+    `fairness` is over tenants that conversations were dealt out to.
     `no_hit_slowdown` is the mean time of requests without a hit over that of recomputing always,
     less 1.
     """
@@ -34,11 +36,25 @@ class Measures(Struct, frozen=True):
     regret: float | None = None
     no_hit_slowdown: float | None = None
     prediction_error_p50: float | None = None
+    # Jain's index of tenants' mean slowdowns, 1 where all are alike; and the worst tenant's p95.
+    fairness: float | None = None
+    worst_tenant_p95_ms: float | None = None
+    ahead_tb: float = 0.0
     evidence: str = "simulated"
 
 
-def measured(name: str, jobs: Sequence[Job], *, slo_us: float, bytes_per_token: float) -> Measures:
-    """Without what needs another run."""
+def measured(
+    name: str,
+    jobs: Sequence[Job],
+    *,
+    slo_us: float,
+    bytes_per_token: float,
+    tenants: Sequence[int] = (),
+    alone_us: Sequence[float] = (),
+) -> Measures:
+    """Without what needs another run. By a request's number: its tenant, and how long its prefill
+    takes with nothing else there.
+    """
     times = sorted(ttft_us(job) for job in jobs)
     brought = sum(job.moved_bytes for job in jobs)
     used = sum(min(job.reused_tokens, job.choice.reach_tokens) for job in jobs if job.moved_bytes)
@@ -46,7 +62,7 @@ def measured(name: str, jobs: Sequence[Job], *, slo_us: float, bytes_per_token: 
     errors = sorted(
         ttft_us(job) / job.choice.predicted_us for job in jobs if job.choice.predicted_us
     )
-    return Measures(
+    found = Measures(
         name,
         _quantile(times, 0.5) / _US_PER_MS,
         _quantile(times, 0.95) / _US_PER_MS,
@@ -59,6 +75,36 @@ def measured(name: str, jobs: Sequence[Job], *, slo_us: float, bytes_per_token: 
         sum(not job.reused_tokens for job in with_state) / len(with_state) if with_state else None,
         prediction_error_p50=_quantile(errors, 0.5) if errors else None,
     )
+    return found if not tenants else structs.replace(found, **_fairness(jobs, tenants, alone_us))
+
+
+def tenants_of(requests: Sequence[Request]) -> list[int]:
+    """By a request's number one of TENANTS: a trace names none, so conversations are dealt out.
+
+    Those with the same second block are one conversation; the first is often the same for all.
+    """
+    tenants = [0] * (max((one.number for one in requests), default=-1) + 1)
+    for request in requests:
+        key = request.blocks[1] if len(request.blocks) > 1 else request.number
+        tenants[request.number] = key % TENANTS
+    return tenants
+
+
+def _fairness(
+    jobs: Sequence[Job], tenants: Sequence[int], alone_us: Sequence[float]
+) -> dict[str, float]:
+    slowdowns: dict[int, list[float]] = {}
+    times: dict[int, list[float]] = {}
+    for job in jobs:
+        number = job.request.number
+        slowdowns.setdefault(tenants[number], []).append(ttft_us(job) / alone_us[number])
+        times.setdefault(tenants[number], []).append(ttft_us(job))
+    means = [sum(each) / len(each) for each in slowdowns.values()]
+    worst = max(_quantile(sorted(each), 0.95) for each in times.values())
+    return {
+        "fairness": sum(means) ** 2 / (len(means) * sum(mean**2 for mean in means)),
+        "worst_tenant_p95_ms": worst / _US_PER_MS,
+    }
 
 
 def ttft_us(job: Job) -> float:

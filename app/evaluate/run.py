@@ -6,7 +6,14 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from app.evaluate.fleet import Fleet
-from app.evaluate.measures import Measures, measured, total_us, ttft_us, without_hit
+from app.evaluate.measures import (
+    Measures,
+    measured,
+    tenants_of,
+    total_us,
+    ttft_us,
+    without_hit,
+)
 from app.evaluate.simulator import Job, Request, Simulator, Strategy
 from app.evaluate.strategies import (
     BLOCK_WEIGHTS,
@@ -25,6 +32,17 @@ Progress = Callable[[str], None]
 # By what factor a profile is wrong, and after how many requests it must be right again.
 WRONG: Final = 4.0
 SETTLED: Final = 500
+# Where the oracle gains less than this part, regret is noise over noise.
+LEAST_GAIN: Final = 0.01
+
+
+class Run(NamedTuple):
+    """What one strategy made of the trace, in the order of the first tokens; and what it brought
+    ahead of its use."""
+
+    strategy: Strategy
+    jobs: list[Job]
+    ahead_bytes: float
 
 
 class Recovery(NamedTuple):
@@ -33,11 +51,6 @@ class Recovery(NamedTuple):
     wrong: str
     calibrated: bool
     regret: float
-
-
-def evaluate(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Measures]:
-    """One row a strategy; the baselines with knobs are tuned on this very trace, ours is not."""
-    return compare(fleet, requests, strategies(fleet, requests, tell), tell)
 
 
 def strategies(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Strategy]:
@@ -59,25 +72,50 @@ def compare(
     fleet: Fleet, requests: Sequence[Request], listed: Sequence[Strategy], tell: Progress
 ) -> list[Measures]:
     """Their measures, with gain and regret from the first and the last of them."""
-    runs: list[tuple[Strategy, list[Job]]] = []
+    runs = simulate(fleet, requests, listed, tell)
+    return measures(fleet, requests, runs)
+
+
+def simulate(
+    fleet: Fleet, requests: Sequence[Request], listed: Sequence[Strategy], tell: Progress
+) -> list[Run]:
+    """One run of each strategy."""
+    runs = []
     for strategy in listed:
         tell(f"simulating {strategy.name}")
-        runs.append((strategy, Simulator(fleet, strategy).run(requests)))
-    base_us, least_us = total_us(runs[0][1]), total_us(runs[-1][1])
+        world = Simulator(fleet, strategy)
+        runs.append(Run(strategy, world.run(requests), world.ahead_bytes))
+    return runs
+
+
+def measures(fleet: Fleet, requests: Sequence[Request], runs: Sequence[Run]) -> list[Measures]:
+    """One row a run, with gain and regret from the first and the last of them."""
+    base_us, least_us = total_us(runs[0].jobs), total_us(runs[-1].jobs)
+    tenants, alone_us = tenants_of(requests), _alone_us(fleet, requests)
     new = without_hit(requests)
-    new_us = _mean_us(runs[0][1], new)
+    new_us = _mean_us(runs[0].jobs, new)
     each = fleet.profile.default_bytes_per_token
     found = []
-    for strategy, jobs in runs:
-        plain = measured(strategy.name, jobs, slo_us=fleet.slo_ttft_us, bytes_per_token=each)
+    for strategy, jobs, ahead_bytes in runs:
+        plain = measured(
+            strategy.name,
+            jobs,
+            slo_us=fleet.slo_ttft_us,
+            bytes_per_token=each,
+            tenants=tenants,
+            alone_us=alone_us,
+        )
         spent_us = total_us(jobs)
         oracle_gain_us = base_us - least_us
         found.append(
             structs.replace(
                 plain,
                 gain_s=(base_us - spent_us) / 1e6,
-                regret=(spent_us - least_us) / oracle_gain_us if oracle_gain_us > 0 else None,
+                regret=(spent_us - least_us) / oracle_gain_us
+                if oracle_gain_us > LEAST_GAIN * base_us
+                else None,
                 no_hit_slowdown=_mean_us(jobs, new) / new_us - 1 if new_us else None,
+                ahead_tb=ahead_bytes / 1e12,
             )
         )
     return found
@@ -88,7 +126,7 @@ def recover(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[R
     oracle = Simulator(fleet, Oracle()).run(requests)
     always = Simulator(fleet, RecomputeAlways()).run(requests)
     found = []
-    for what, profile in _wrong(fleet.profile):
+    for what, profile in wrong_profiles(fleet.profile):
         listed: tuple[Planned, ...] = (Planned(profile), Calibrated(profile, "calibrated"))
         for strategy in listed:
             tell(f"simulating {what}, {'calibrated' if strategy is listed[1] else 'as it is'}")
@@ -99,7 +137,7 @@ def recover(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[R
     return found
 
 
-def _wrong(profile: Profile) -> list[tuple[str, Profile]]:
+def wrong_profiles(profile: Profile) -> list[tuple[str, Profile]]:
     """The profile with its prefill, or its transfers, too slow or too quick."""
     found = []
     for word, factor in (("slow", WRONG), ("quick", 1 / WRONG)):
@@ -118,6 +156,15 @@ def _wrong(profile: Profile) -> list[tuple[str, Profile]]:
             for path in profile.paths
         )
         found.append((f"transfers too {word}", structs.replace(profile, paths=paths)))
+    return found
+
+
+def _alone_us(fleet: Fleet, requests: Sequence[Request]) -> list[float]:
+    """By a request's number: its prefill with nothing else there, and nothing reused."""
+    prefill = fleet.profile.prefill
+    found = [1.0] * (max((one.number for one in requests), default=-1) + 1)
+    for one in requests:
+        found[one.number] = prefill.schedule_us + prefill.recompute_us(one.tokens, 0)
     return found
 
 

@@ -64,6 +64,17 @@ class Job:
     decoding_tokens: int = 0
 
 
+class Ahead(NamedTuple):
+    """State that is brought before anybody asks for it: blocks from a tier of one engine to the
+    device of another, useful until `until_us`; what is not there by then is given up.
+    """
+
+    source: tuple[int, TierKind]
+    engine: int
+    blocks: tuple[int, ...]
+    until_us: float
+
+
 @dataclass(slots=True)
 class Engine:
     """What one engine is at."""
@@ -101,6 +112,9 @@ class Strategy(Protocol):
     def observe(self, job: Job, /) -> None:
         """What became of one, once its first token is there."""
 
+    def ahead(self, job: Job, world: "Simulator", /) -> Sequence[Ahead]:
+        """What to bring ahead of its use, now that one is answered whole."""
+
 
 class Simulator:
     """One run of one strategy."""
@@ -117,9 +131,12 @@ class Simulator:
         nodes = [node_of(engine) for engine in range(fleet.engines)]
         self.links = Links(nodes, {(one, two): Link() for one in nodes for two in nodes})
         self._strategy = strategy
-        self._events: list[tuple[float, int, int, Job | None, int]] = []
+        self._events: list[tuple[float, int, int, Job | Ahead, int]] = []
         self._order = 0
         self.done: list[Job] = []
+        # Of what was brought ahead: bytes, those that were late, and what waits to be used.
+        self.ahead_bytes = 0.0
+        self.ahead_late = 0
 
     def run(self, requests: Sequence[Request]) -> list[Job]:
         """Every request's end, in the order of the first tokens."""
@@ -195,14 +212,38 @@ class Simulator:
     def _advance(self, until_us: float) -> None:
         while self._events and self._events[0][0] <= until_us:
             self.now_us, _, kind, job, place = heapq.heappop(self._events)
-            assert job is not None
+            if isinstance(job, Ahead):
+                self._brought(job)
+                continue
             if kind == _READY:
                 self._arrived(job, place)
             elif kind == _PREFILLED:
                 self._prefilled(job, place)
             else:
                 self.engines[place].decoding_tokens -= job.request.tokens
+                for ahead in self._strategy.ahead(job, self):
+                    self._bring(ahead)
             self._start(place)
+
+    def _bring(self, ahead: Ahead) -> None:
+        """On the same links as everything else, and given up where it would be late."""
+        origin, tier = ahead.source
+        path = self.profile.path(tier, remote=origin != ahead.engine)
+        if path is None or not ahead.blocks:
+            return
+        link = self.links.get(node_of(origin), node_of(ahead.engine))
+        moved = len(ahead.blocks) * self.fleet.block_tokens * self.profile.default_bytes_per_token
+        took_us = path.latency_us + moved * (1 + link.in_flight) / path.bytes_per_us
+        if self.now_us + took_us > ahead.until_us:
+            self.ahead_late += 1
+            return
+        self.ahead_bytes += moved
+        self.links.begin(node_of(origin), node_of(ahead.engine))
+        self._at(self.now_us + took_us, _BROUGHT, ahead, ahead.engine)
+
+    def _brought(self, ahead: Ahead) -> None:
+        self.links.begin(node_of(ahead.source[0]), node_of(ahead.engine), -1)
+        self.caches.add(ahead.engine, ahead.blocks)
 
     def _arrived(self, job: Job, place: int) -> None:
         assert job.choice.source is not None
@@ -222,12 +263,12 @@ class Simulator:
         ends_us = self.now_us + request.output_tokens * self.fleet.decode_us_per_token
         self._at(ends_us, _DECODED, job, place)
 
-    def _at(self, time_us: float, kind: int, job: Job, place: int) -> None:
+    def _at(self, time_us: float, kind: int, job: Job | Ahead, place: int) -> None:
         self._order += 1
         heapq.heappush(self._events, (time_us, self._order, kind, job, place))
 
 
-_READY, _PREFILLED, _DECODED = range(3)
+_READY, _PREFILLED, _DECODED, _BROUGHT = range(4)
 
 
 def node_of(engine: int) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import Final
 
 from app.contract.enums import TierKind
-from app.evaluate.simulator import Choice, Job, Request, Simulator, node_of
+from app.evaluate.simulator import Ahead, Choice, Job, Request, Simulator, node_of
 from app.planner.calibrate import NEW, Estimator, Part, calibrated, observed
 from app.planner.choose import Alternative, Plan, plan
 from app.planner.profile import Profile
@@ -18,6 +18,10 @@ class _Blind:
 
     def observe(self, _job: Job) -> None:
         """What became of a request changes nothing."""
+
+    def ahead(self, _job: Job, _world: Simulator) -> Sequence[Ahead]:
+        """Nothing is brought before it is asked for."""
+        return ()
 
 
 class RecomputeAlways(_Blind):
@@ -109,26 +113,27 @@ class Planned(_Blind):
     def __init__(self, profile: Profile, bounds: CostBounds | None = None, name: str = "") -> None:
         self.name = name or "NexusKV"
         self.profile = profile
-        self._bounds = bounds or CostBounds()
+        self.bounds = bounds or CostBounds()
 
     def choose(self, request: Request, world: Simulator) -> Choice:
-        return _choice(self._plan(request, world).chosen)
+        return choice_of(self._plan(request, world).chosen)
 
-    def _plan(self, request: Request, world: Simulator) -> Plan:
+    def question(self, request: Request, world: Simulator) -> Question:
+        """What the planner is asked of a request."""
         block = world.fleet.block_tokens
         device, anywhere = world.caches.prefixes(request.blocks)
-        return plan(
-            Question(
-                request.tokens,
-                tuple(
-                    self._target(world, place, tokens * block)
-                    for place, tokens in enumerate(device)
-                ),
-                tuple(self._sources(device, anywhere, block)),
-                world.links,
-                bounds=self._bounds,
-            )
+        return Question(
+            request.tokens,
+            tuple(
+                self._target(world, place, tokens * block) for place, tokens in enumerate(device)
+            ),
+            tuple(self._sources(device, anywhere, block)),
+            world.links,
+            bounds=self.bounds,
         )
+
+    def _plan(self, request: Request, world: Simulator) -> Plan:
+        return plan(self.question(request, world))
 
     def _target(self, world: Simulator, place: int, local_tokens: int) -> Target:
         engine = world.engines[place]
@@ -142,6 +147,8 @@ class Planned(_Blind):
             queue_depth=depth,
             queued_prefill_tokens=queued,
             running_decode_tokens=engine.decoding_tokens,
+            # What else is on the device makes way.
+            free_tokens=max(0, world.fleet.device_tokens - local_tokens),
         )
 
     def _sources(
@@ -173,8 +180,8 @@ class Calibrated(Planned):
         if request.number % self._explores == 0:
             others = [one for one in found.alternatives if one.source is not None]
             if found.chosen.source is None and others:
-                return _choice(others[0])
-        return _choice(found.chosen)
+                return choice_of(others[0])
+        return choice_of(found.chosen)
 
     def observe(self, job: Job) -> None:
         """Its prefill and its transfer, against what the profile as it was given says."""
@@ -237,7 +244,8 @@ class Oracle(_Blind):
         return wait + world.prefill_us(request, engine, have)
 
 
-def _choice(found: Alternative) -> Choice:
+def choice_of(found: Alternative) -> Choice:
+    """What the simulator does of an alternative."""
     told = Choice(int(found.target.engine_id), predicted_us=found.priced.total_us)
     if found.source is None:
         return told

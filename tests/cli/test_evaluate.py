@@ -39,7 +39,8 @@ def test_the_same_arguments_leave_the_same_files(trace: Path, tmp_path: Path) ->
         assert invoke(*asked, "--out", str(tmp_path / name)).exit_code == 0
     files = sorted(path.name for path in (tmp_path / "one").iterdir())
     assert files == [
-        "calibration.jsonl", "config.json", "report.html", "strategies.jsonl", "table.md",
+        "ablations.jsonl", "calibration.jsonl", "config.json", "matrix.jsonl", "report.html",
+        "requests.jsonl.gz", "strategies.jsonl", "table.md",
     ]  # fmt: skip
     for file in files:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()

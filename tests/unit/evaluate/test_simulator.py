@@ -1,5 +1,6 @@
 """The simulated fleet, from cases worked out by hand."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +13,8 @@ from app.contract.enums import TierKind
 from app.errors import NexusError
 from app.evaluate.caches import Caches
 from app.evaluate.fleet import Fleet, load_fleet
-from app.evaluate.measures import ttft_us, without_hit
-from app.evaluate.simulator import Choice, Job, Request, Simulator, draw
+from app.evaluate.measures import measured, ttft_us, without_hit
+from app.evaluate.simulator import Ahead, Choice, Job, Request, Simulator, draw
 from app.policy.text import parse_document
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -54,14 +55,18 @@ class Scripted:
 
     name = "scripted"
 
-    def __init__(self, *choices: Choice) -> None:
+    def __init__(self, *choices: Choice, ahead: Sequence[Ahead] = ()) -> None:
         self._choices = iter(choices)
+        self._ahead = list(ahead)
 
     def choose(self, _request: Request, _world: Simulator) -> Choice:
         return next(self._choices)
 
     def observe(self, _job: Job) -> None:
         """It knows already."""
+
+    def ahead(self, _job: Job, _world: Simulator) -> Sequence[Ahead]:
+        return [self._ahead.pop(0)] if self._ahead else []
 
 
 def request(number: int, at_us: float, *blocks: int, tokens: int = 0) -> Request:
@@ -120,6 +125,44 @@ def test_blocks_that_leave_a_device_go_to_memory_and_then_are_gone() -> None:
     caches.add(0, [3, 4])
     assert caches.prefixes([1, 2]) == ([0, 0], [0, 0])
     assert caches.device_prefix(0, [3, 4, 9]) == 2
+
+
+def test_what_is_brought_ahead_is_there_for_the_next_and_makes_nobody_wait() -> None:
+    """300 tokens to the other engine: 50 us and 300 us, after the first was answered."""
+    first, second = request(0, 0, 1, 2, 3), request(1, 50_000, 1, 2, 3)
+    ahead = Ahead((0, TierKind.DEVICE), 1, (1, 2, 3), until_us=1e9)
+    world = Simulator(FLEET, Scripted(Choice(0), Choice(1), ahead=[ahead]))
+    jobs = world.run([first, second])
+    assert (jobs[1].reused_tokens, ttft_us(jobs[1])) == (299, 110)
+    assert world.ahead_bytes == 300 * 1_000
+
+
+def test_what_would_come_too_late_is_not_begun() -> None:
+    first, second = request(0, 0, 1, 2, 3), request(1, 50_000, 1, 2, 3)
+    late = Ahead((0, TierKind.DEVICE), 1, (1, 2, 3), until_us=13_200)
+    world = Simulator(FLEET, Scripted(Choice(0), Choice(1), ahead=[late]))
+    jobs = world.run([first, second])
+    assert (world.ahead_late, world.ahead_bytes, jobs[1].reused_tokens) == (1, 0.0, 0)
+
+
+def test_tenants_that_wait_alike_are_treated_fairly() -> None:
+    jobs = run([request(n, 20_000 * n, 10 * n, 10 * n + 1) for n in range(8)], *[Choice(0)] * 8)
+    alone_us = [2_100.0] * 8
+    alike = measured(
+        "x", jobs, slo_us=1e9, bytes_per_token=1, tenants=[0, 1] * 4, alone_us=alone_us
+    )
+    assert alike.fairness == pytest.approx(1)
+    # One tenant's requests come all at once, and wait for each other.
+    at_once = run(
+        [*(request(n, 0, 10 * n, 10 * n + 1) for n in range(4)),
+         *(request(n, 90_000 * n, 10 * n, 10 * n + 1) for n in range(4, 8))],
+        *[Choice(0)] * 8,
+    )  # fmt: skip
+    apart = measured(
+        "x", at_once, slo_us=1e9, bytes_per_token=1, tenants=[0] * 4 + [1] * 4, alone_us=alone_us
+    )
+    assert apart.fairness == pytest.approx(3.5**2 / (2 * (2.5**2 + 1)))
+    assert apart.worst_tenant_p95_ms == pytest.approx(4 * 2.1)
 
 
 def test_arrivals_are_scaled_to_the_utilisation() -> None:
