@@ -97,14 +97,14 @@ def _shared(workload: Workload, block_tokens: int, chance: Random) -> Iterator[t
 
 def _turns(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tuple[int, ...]]:
     """Ten conversations at a time, each turn as much longer as is not to be reused; one that is
-    half again as long as it should be is followed by a new one.
+    much longer than it should be is followed by a new one.
     """
     blocks, common = _blocks(workload, block_tokens)
     fresh, step = count(), max(1, blocks - common)
     talks: list[list[int]] = [[] for _ in range(10)]
     while True:
         place = chance.randrange(len(talks))
-        if not talks[place] or len(talks[place]) + step > 1.5 * blocks:
+        if not talks[place] or len(talks[place]) + step > 1.6 * blocks:
             talks[place] = [next(fresh) for _ in range(max(0, common - 5 * step))]
         talks[place] = [*talks[place], *(next(fresh) for _ in range(step))]
         yield tuple(talks[place])
