@@ -41,6 +41,7 @@ from app.lifecycle.materialize_plan import Workers
 from app.lifecycle.move import Move
 from app.lifecycle.observe import Observer
 from app.lifecycle.plan import Planning
+from app.lifecycle.prefetch import Prefetching
 from app.lifecycle.register import StateIntake
 from app.lifecycle.sink_reports import SinkReports
 from app.lifecycle.steps import Steps
@@ -257,6 +258,10 @@ class Services:
             claim_ttl_s=self.settings.claim_ttl_s,
         )
         self.move = Move(self.database, observer, workers, self.steps, clock=self.clock)
+        self.prefetching = Prefetching(
+            self.database, self.move, observer, self.costs,
+            topologies=self.topology, policies=self.policy_provider, clock=self.clock,
+        )  # fmt: skip
 
     def _facts(self) -> ReadinessFacts:
         return ReadinessFacts(
@@ -312,6 +317,7 @@ class Services:
         await self.sync.stop()
         await self.workers.stop()
         await self._engine_follower.stop()
+        await self.prefetching.stop()
         await self.steps.settled()
         await self.worker_client.stop()
         for task in self._tasks:

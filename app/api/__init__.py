@@ -9,6 +9,7 @@ from app.api.indexer import indexer_router
 from app.api.match import match_router
 from app.api.plans import plans_router
 from app.api.policies import policies_router
+from app.api.prefetches import prefetches_router
 from app.api.profiles import profiles_router
 from app.api.states import states_router
 from app.api.topology import topology_router
@@ -36,6 +37,8 @@ def include_routers(app: FastAPI, services: Services) -> None:
     app.include_router(decisions_router())
     # /v1/transfers
     app.include_router(transfers_router())
+    # /v1/prefetches
+    app.include_router(prefetches_router())
     # /v1/workers, /v1/worker-tokens
     app.include_router(
         workers_router(WorkerAccess(services.access, services.worker_keys, services.clock))

@@ -89,7 +89,7 @@ async def begin_transfer(
         response.headers["x-nexuskv-durability"] = kept.value
     if moved.transfer.status in RUNNING:
         response.status_code = 202
-    return _view(moved.transfer, moved.copy_present)
+    return transfer_view(moved.transfer, moved.copy_present)
 
 
 async def get_transfer(
@@ -101,7 +101,7 @@ async def get_transfer(
     """The transfer as it ended or stands; nobody asks its worker. Transfers are kept for a week
     after their last change."""
     require_tenant(principal, tenant)
-    return _view(await services.move.get(tenant, transfer_id))
+    return transfer_view(await services.move.get(tenant, transfer_id))
 
 
 async def cancel_transfer(
@@ -123,10 +123,11 @@ async def cancel_transfer(
         ) from error
     if found.status in RUNNING:
         response.status_code = 202
-    return _view(found)
+    return transfer_view(found)
 
 
-def _view(found: StoredTransfer, copy_present: bool | None = None) -> TransferView:
+def transfer_view(found: StoredTransfer, copy_present: bool | None = None) -> TransferView:
+    """A transfer as it is answered; `copy_present` None where nobody looked."""
     asked, end = found.asked, found.end
     result = end.result if end else None
     return TransferView(

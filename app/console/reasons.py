@@ -11,6 +11,7 @@ from app.contract.enums import ExclusionReason, FallbackReason
 from app.decisions.record import DecisionOutcome, LostReason, OutcomeStatus
 from app.errors import ERROR_RULES, ErrorCode
 from app.index.matcher import Freshness
+from app.planner.prefetch import PrefetchRefusal
 from app.planner.question import PlanExclusion
 
 
@@ -262,6 +263,39 @@ PLANS: Final[dict[PlanExclusion, Said]] = {
     _P.SLOWER: Said("Another alternative was ready sooner.", ""),
 }
 
+_R = PrefetchRefusal
+
+PREFETCHES: Final[dict[PrefetchRefusal, Said]] = {
+    _R.UNLIKELY: Said(
+        "Its use was less likely than the policy asks for.",
+        "`prefetch_budgets.min_use_probability` says how likely it must be.",
+    ),
+    _R.NOT_WORTH_IT: Said(
+        "Less was to be expected of it than it would have cost.",
+        "The figures are in the input record: gain, transfer, and how likely its use was.",
+    ),
+    _R.TOO_LATE: Said(
+        "It would have been there after it was wanted.",
+        "Ask earlier, or from a tier or over a link that is quicker.",
+    ),
+    _R.BUDGET_BYTES: Said(
+        "As many bytes were on their way for the tenant as the policy allows.",
+        "Wait until they are there, or raise `prefetch_budgets.max_bytes_in_flight`.",
+    ),
+    _R.BUDGET_BANDWIDTH: Said(
+        "The tenant's prefetches needed as much bandwidth as the policy allows.",
+        "Ask earlier, so that less is needed, or raise `prefetch_budgets.max_bytes_per_us`.",
+    ),
+    _R.BUDGET_TIER_SHARE: Said(
+        "Prefetches filled as much of the target's tier as the policy allows.",
+        "Wait until they are used, or raise `prefetch_budgets.max_tier_share`.",
+    ),
+    _R.TIER_BUSY: Said(
+        "As many transfers wrote the target's tier as the topology says that it takes.",
+        "Wait, or raise `max_in_flight` of the tier.",
+    ),
+}
+
 ENDINGS: Final[dict[DecisionOutcome, str]] = {
     DecisionOutcome.HIT: "A state was found that may be reused.",
     DecisionOutcome.MISS: "No state was found, so the input was computed again.",
@@ -300,6 +334,7 @@ _SAID: Final[dict[str, Said]] = {
     },
     **UNSURE,
     **{reason.value: found for reason, found in PLANS.items()},
+    **{reason.value: found for reason, found in PREFETCHES.items()},
     **{reason.value: found for reason, found in LOST.items()},
     **{reason.value: found for reason, found in EXCLUSIONS.items()},
     **{reason.value: found for reason, found in FALLBACKS.items()},

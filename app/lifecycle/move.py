@@ -4,10 +4,10 @@ One row per transfer id: whoever repeats the request joins, or gets the end that
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Any, Final
 
 from app.clock import Clock
 from app.contract.enums import Disposition, FallbackReason, TransferStatus
@@ -66,14 +66,18 @@ class Move:
         self._steps = steps
         self._clock = clock
 
-    async def run(self, asked: TransferAsked, caller: Caller) -> Moved:
+    async def run(
+        self, asked: TransferAsked, caller: Caller, *, more: Mapping[str, Any] | None = None
+    ) -> Moved:
         """The session as it stands when the request is over: ended, or run by another request.
 
         One that completed before is answered again, unless its copy is gone: then it is run anew.
-        One decision is recorded, and one outcome when something was tried. Raises NexusError for
-        what cannot be tried at all: no such state, a transfer id used otherwise, no database.
+        One decision is recorded, with `more` among its inputs, and one outcome when something was
+        tried. Raises NexusError for what cannot be tried at all: no such state, a transfer id used
+        otherwise, no database.
         """
-        attempt = self._observer.begin(_KINDS[asked.action], caller, _inputs(asked))
+        inputs = _inputs(asked) | dict(more or {})
+        attempt = self._observer.begin(_KINDS[asked.action], caller, inputs)
         attempt.named_tenant = asked.tenant
         journey = Journey(
             attempt,
