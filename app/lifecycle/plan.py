@@ -144,8 +144,9 @@ class Planning:
             freshness.value,
         )
         if dry_run is None:
-            self._reserve(query.wanted.tenant, found)
+            # Its record has what ran on the links before it: its own transfer is none of that.
             self._observe(decision_id, query, caller, freshness, active, planned, asked, found)
+            self._reserve(query.wanted.tenant, found)
         return planned
 
     async def _match(self, query: PlanQuery) -> Match | None:
