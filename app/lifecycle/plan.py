@@ -123,7 +123,7 @@ class Planning:
         now_us = self._clock.now_us()
         topology = self._topologies.current
         asked = self._asked(query, match, active, topology)
-        explore = _explores(decision_id, active.policy.cost_bounds.exploration_share)
+        explore = explores(decision_id, active.policy.cost_bounds.exploration_share)
         if explore and dry_run is None:
             question = msgspec.structs.replace(asked.question, explore=True)
             asked = asked._replace(question=question)
@@ -292,7 +292,7 @@ def _previous(query: PlanQuery) -> tuple[EngineHolding, ...]:
     return query.previous.engines
 
 
-def _explores(decision_id: UUID, share: float) -> bool:
+def explores(decision_id: UUID, share: float) -> bool:
     """A share of all requests, by what is random in their ids."""
     if not share:
         return False
