@@ -95,7 +95,7 @@ def decode_json(body: bytes) -> list[Asked]:
         found = _decoder.decode(body)
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
         found = judged(body, error, _decoder)
-    _bounded(found.queries)
+    bounded(found.queries)
     asked = [asked_of(query, f"/queries/{at}") for at, query in enumerate(found.queries)]
     if (
         sum(count_of(query.tokens) for query in asked if query.tokens is not None)
@@ -105,7 +105,7 @@ def decode_json(body: bytes) -> list[Asked]:
     return asked
 
 
-def _bounded(queries: Sequence[QueryBody]) -> None:
+def bounded(queries: Sequence[QueryBody]) -> None:
     """Raises QUERY_TOO_LARGE before an object is made for each of too many values.
 
     An entry that is null costs next to nothing, and most are; each other value does, and a list or

@@ -7,7 +7,7 @@ import orjson
 
 from app.api import plan_schemas as schemas
 from app.api.match_refusals import MAX_JUDGED_BYTES, field_error, first_fault, judge
-from app.api.match_wire import AnyText, QueryBody, Tenant, Text, asked_of, count_of
+from app.api.match_wire import AnyText, QueryBody, Tenant, Text, asked_of, bounded, count_of
 from app.contract.enums import DeviceClass
 from app.contract.evidence import QueryEvidence
 from app.engines.plans import Filter
@@ -147,6 +147,7 @@ def _query(
     if found.match is not None:
         return _of_previous(found, found.match, targets, deadline_us)
     assert found.query is not None
+    bounded([found.query])
     asked = asked_of(found.query, "/query")
     if asked.tokens is None:
         raise field_error("/query/hashes", ErrorCode.INVALID_FIELD, "a plan needs tokens")

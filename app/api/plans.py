@@ -17,11 +17,11 @@ from app.control.keys import Scope
 from app.decisions.record import DecisionKind
 from app.decisions.repository import DecisionRepository
 from app.dependencies import DecisionsReader, PlanMaker, ServicesDep
-from app.errors import ErrorCode
+from app.errors import ErrorCode, NexusError
 from app.lifecycle.caller import Caller, Refused
 from app.lifecycle.plan import Planned
 from app.lifecycle.plan_again import planned_again
-from app.lifecycle.plan_record import recorded_of
+from app.lifecycle.plan_record import not_rerunnable, recorded_of
 from app.lifecycle.plan_told import ToldPlan, start_by_us
 from app.planner.links import Links
 from app.request_context import trace_of
@@ -130,7 +130,11 @@ async def _links(services: Services, version: int | None) -> Links | None:
     if found is None:
         return None
     stored, _ = found
-    document = await asyncio.to_thread(load_topology, stored.document)
+    try:
+        document = await asyncio.to_thread(load_topology, stored.document)
+    except NexusError as error:
+        why = f"this build cannot read version {version} of the topology"
+        raise not_rerunnable(why, error.message) from error
     return topology_of(document, version).links
 
 

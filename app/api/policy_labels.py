@@ -26,8 +26,12 @@ async def policy_of_label(services: Services, label: str) -> ActivePolicy:
     if label == current.label:
         return current
     named, _, version = label.partition(":")
-    if named != _FILE:
+    if named.isdecimal():
         return await policy_of(services, int(named))
+    if named != _FILE:
+        raise NexusError(
+            ErrorCode.NOT_RERUNNABLE, "The decision's record does not say which policy it was of"
+        )
     document = await services.policies.of_file(version)
     if document is None:
         raise NexusError(

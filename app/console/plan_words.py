@@ -65,15 +65,14 @@ def summary(told: ToldPlan) -> list[str]:
 
 def called(way: ToldWay) -> str:
     """A name for an alternative that tells it from the others."""
-    rank = f"/{way.dp_rank}" if way.dp_rank else ""
-    target = f"{way.engine_id}{rank}"
+    target = _target(way)
     if way.source is None:
         return f"{plain(way.action)} at {target}"
     return f"{plain(way.action)} from {way.source.name} ({plain(way.source.tier)}) to {target}"
 
 
 def _does(way: ToldWay) -> str:
-    target, source = way.engine_id, way.source
+    target, source = _target(way), way.source
     if source is None and way.reused_tokens:
         return (
             f"Run it at {target}, which has {exact(way.reused_tokens)} tokens of it, and compute"
@@ -87,6 +86,10 @@ def _does(way: ToldWay) -> str:
         f" ({plain(source.tier)} of {source.node}){backend}, and compute"
         f" {exact(way.computed_tokens)} tokens."
     )
+
+
+def _target(way: ToldWay) -> str:
+    return f"{way.engine_id}/{way.dp_rank}" if way.dp_rank else way.engine_id
 
 
 def _bar(label: str, way: ToldWay, longest: int) -> Bar:

@@ -132,7 +132,7 @@ class Planning:
         now_us = self._clock.now_us()
         topology = self._topologies.current
         asked = self._asked(query, match, active, topology)
-        explore = _explores(decision_id, active.policy.cost_bounds.exploration_share)
+        explore = explores(decision_id, active.policy.cost_bounds.exploration_share)
         if explore and dry_run is None:
             question = msgspec.structs.replace(asked.question, explore=True)
             asked = asked._replace(question=question)
@@ -153,8 +153,9 @@ class Planning:
             freshness.value,
         )
         if dry_run is None:
-            self._reserve(query.wanted.tenant, found)
+            # Its record has what ran on the links before it: its own transfer is none of that.
             self._observe(decision_id, query, caller, freshness, active, planned, asked, found)
+            self._reserve(query.wanted.tenant, found)
         return planned
 
     async def _match(self, query: PlanQuery) -> Match | None:
@@ -324,7 +325,7 @@ def _previous(query: PlanQuery) -> tuple[EngineHolding, ...]:
     return query.previous.engines
 
 
-def _explores(decision_id: UUID, share: float) -> bool:
+def explores(decision_id: UUID, share: float) -> bool:
     """A share of all requests, by what is random in their ids."""
     if not share:
         return False

@@ -4,9 +4,9 @@ from typing import Any, Final
 
 from sqlalchemy import Row
 
-from app.errors import ErrorCode, NexusError
+from app.errors import NexusError
 from app.lifecycle.plan import Planned
-from app.lifecycle.plan_record import RecordedPlan, asked_again
+from app.lifecycle.plan_record import RecordedPlan, asked_again, not_rerunnable
 from app.lifecycle.plan_told import Teller
 from app.planner.choose import plan
 from app.planner.explain import considered
@@ -26,17 +26,18 @@ def planned_again(
     Raises NOT_RERUNNABLE, also where it comes out otherwise: another build has made it.
     """
     asked, devices = asked_again(recorded, links)
-    found = plan(asked.question)
-    told = Teller(asked, active.policy, devices).plan(
-        found, considered(asked.question, found) if full else None
-    )
-    chosen, before = told.chosen, one.estimate or {}
+    try:
+        found = plan(asked.question)
+        told = Teller(asked, active.policy, devices).plan(
+            found, considered(asked.question, found) if full else None
+        )
+    except (NexusError, ArithmeticError, ValueError) as error:
+        raise not_rerunnable("its record does not hold together", repr(error)) from error
+    chosen, before = told.chosen, one.estimate if isinstance(one.estimate, dict) else {}
     moved = abs(chosen.total_us - before.get("total_us", chosen.total_us)) > _SAME_US
     if moved or before.get("action", chosen.action) != chosen.action:
-        raise NexusError(
-            ErrorCode.NOT_RERUNNABLE,
-            "This plan cannot be made again: another version of the planner made it, and this one"
-            " would choose otherwise",
+        raise not_rerunnable(
+            "another version of the planner made it, and this one would choose otherwise", ""
         )
     return Planned(
         told,

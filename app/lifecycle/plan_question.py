@@ -126,6 +126,8 @@ class Asking:
         self._backends: dict[tuple[TierKind, DeviceClass | None], str | None] = {}
         # Of the target at each place what it was described as.
         self._asked = tuple(query.targets)
+        # Of these a process runs that was not heard of: what the one before it had is gone.
+        self._begun = {one.key for one in self._asked if self._is_ahead(one)}
 
     def question(
         self, holdings: Sequence[EngineHolding], states: Sequence[Candidate], links: Links
@@ -135,9 +137,17 @@ class Asking:
         near = {one.key: one for one in trusted}
         targets = tuple(self._target(one, near.get(one.key)) for one in self._asked)
         pairs = [*self._of_engines(holdings, trusted), *self._of_states(states)]
-        pairs.sort(key=lambda pair: (-pair[0].tokens, _TIER_ORDER[pair[0].tier], pair[1]))
+        # What may not be used takes nobody's place.
+        pairs.sort(
+            key=lambda pair: (
+                pair[0].excluded is not None,
+                -pair[0].tokens,
+                _TIER_ORDER[pair[0].tier],
+                pair[1],
+            )
+        )
         if len(pairs) > MAX_SOURCES:
-            self._notes.append(Note("sources", f"{len(pairs) - MAX_SOURCES} shorter ones left off"))
+            self._notes.append(Note("sources", f"{len(pairs) - MAX_SOURCES} others left off"))
         sources = tuple(source for source, _ in pairs[:MAX_SOURCES])
         origins = tuple(origin for _, origin in pairs[:MAX_SOURCES])
         bounds = self._policy.cost_bounds
@@ -163,7 +173,7 @@ class Asking:
         elif asked.generation is not None and asked.generation < seen.view.epoch:
             excluded = PlanExclusion.UNKNOWN_GENERATION
             self._notes.append(Note(name, f"it is generation {seen.view.epoch} now"))
-        elif asked.generation is not None and asked.generation > seen.view.epoch:
+        elif asked.key in self._begun:
             self._notes.append(Note(name, "a generation not heard of: its cache is not counted"))
         elif near is not None:
             local = near.tiers[Tier.GPU].only if Tier.GPU in near.tiers else 0
@@ -186,6 +196,10 @@ class Asking:
             excluded,
         )
 
+    def _is_ahead(self, asked: AskedTarget) -> bool:
+        seen = self._seen.get(asked.key)
+        return seen is not None and (asked.generation or 0) > seen.view.epoch
+
     def _node(self, key: EngineKey, residency: str | None = None) -> str:
         """Where an engine is; one of which nobody says is a node of its own."""
         seen = self._seen.get(key)
@@ -198,7 +212,7 @@ class Asking:
     def _stands(self, holding: EngineHolding) -> bool:
         """Whether what was said of an engine is of its process as it is now, and heard."""
         seen = self._seen.get(holding.key)
-        if seen is None or holding.stale:
+        if seen is None or holding.stale or holding.key in self._begun:
             return False
         return holding.epoch is None or holding.epoch == seen.view.epoch
 
@@ -215,6 +229,8 @@ class Asking:
             node = self._node(holding.key)
             for tier, reached in holding.tiers.items():
                 tokens = reached.only if tier is Tier.GPU else reached.cumulative
+                # Who was asked before may say anything; there is no more of it than the prompt.
+                tokens = min(tokens, self._query.tokens_count)
                 if not tokens:
                     continue
                 kind = _TIERS.get(tier)

@@ -21,7 +21,14 @@ from app.lifecycle.plan_told import changed_links_of, links_of
 from app.planner.choose import PlanAction
 from app.planner.links import NO_LINKS, Link, Links
 from app.planner.profile import Profile
-from app.planner.question import CostBounds, PlanExclusion, Question, Source, Target
+from app.planner.question import (
+    PAIR_EXCLUSIONS,
+    CostBounds,
+    PlanExclusion,
+    Question,
+    Source,
+    Target,
+)
 
 PLAN_VERSION: Final = 1
 ACTIONS: Final[Mapping[PlanAction, Action]] = {
@@ -131,9 +138,9 @@ def recorded_of(one: Row[Any]) -> RecordedPlan:
     try:
         found = msgspec.convert(inputs.get("plan"), RecordedPlan)
     except msgspec.ValidationError as error:
-        raise _not_rerunnable("its record is of another version", str(error)) from error
+        raise not_rerunnable("its record is of another version", str(error)) from error
     if found.v != PLAN_VERSION:
-        raise _not_rerunnable("its record is of another version", str(found.v))
+        raise not_rerunnable("its record is of another version", str(found.v))
     return found
 
 
@@ -145,29 +152,28 @@ def asked_again(
     Raises NOT_RERUNNABLE.
     """
     if found.topology is not None and known is None:
-        raise _not_rerunnable(f"version {found.topology} of the topology is not stored", "")
+        raise not_rerunnable(f"version {found.topology} of the topology is not stored", "")
+    if not _holds_together(found):
+        raise not_rerunnable("its record does not hold together", "")
     links = (known or NO_LINKS).copy()
     for source, target, latency_us, rate in found.changed:
         links.put(source, target, Link(latency_us, rate))
     for source, target, running in found.in_flight:
         links.begin(source, target, running)
-    try:
-        question = Question(
-            found.tokens,
-            tuple(_target(one, found.profiles) for one in found.targets),
-            found.sources,
-            links,
-            found.deadline_us,
-            found.bounds,
-            found.explore,
-            {
-                (pair[0], pair[1]): PlanExclusion(reason)
-                for reason, pairs in found.barred.items()
-                for pair in pairs
-            },
-        )
-    except (IndexError, ValueError) as error:
-        raise _not_rerunnable("its record does not hold together", repr(error)) from error
+    question = Question(
+        found.tokens,
+        tuple(_target(one, found.profiles) for one in found.targets),
+        found.sources,
+        links,
+        found.deadline_us,
+        found.bounds,
+        found.explore,
+        {
+            (pair[0], pair[1]): PlanExclusion(reason)
+            for reason, pairs in found.barred.items()
+            for pair in pairs
+        },
+    )
     origins = tuple(
         Origin(one.kind, one.name, EngineKey(""), one.generation) for one in found.origins
     )
@@ -176,13 +182,26 @@ def asked_again(
     return Asked(question, origins, notes, hardware), tuple(one.device for one in found.targets)
 
 
+def _holds_together(found: RecordedPlan) -> bool:
+    """Whether places are of what is there, and reasons those that keep a pair apart."""
+    targets, sources, profiles = map(len, (found.targets, found.sources, found.profiles))
+    barred = [pair for pairs in found.barred.values() for pair in pairs]
+    return (
+        len(found.origins) == sources
+        and all(0 <= one.profile < profiles for one in found.targets)
+        and all(0 <= at < targets and 0 <= place < sources for at, place in barred)
+        and set(found.barred) <= set(PAIR_EXCLUSIONS)
+    )
+
+
 def _target(one: RecordedTarget, profiles: tuple[Profile, ...]) -> Target:
     fields = structs.asdict(one)
     del fields["device"], fields["hardware"]
     return Target(**fields | {"profile": profiles[one.profile]})
 
 
-def _not_rerunnable(why: str, internal: str) -> NexusError:
+def not_rerunnable(why: str, internal: str) -> NexusError:
+    """Of a plan; `internal` is for the log."""
     return NexusError(
         ErrorCode.NOT_RERUNNABLE, f"This plan cannot be made again: {why}", internal=internal
     )

@@ -1,19 +1,22 @@
 """A plan as it is told: to its caller, to the history, to whoever asks why. Pure.
 
-Times are whole microseconds, so terms add up to their total but for roundings.
+Times are whole microseconds of at most MAX_US, so terms below it add up to their total but for
+roundings.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
 from math import sqrt
 from typing import Final
 
 import msgspec
 
 from app.contract.enums import DeviceClass
+from app.contract.limits import MAX_I63
 from app.lifecycle.plan_question import Asked, Origin, backend_for
 from app.planner.choose import Alternative, Plan, PlanAction
 from app.planner.explain import Considered
-from app.planner.pricing import Priced
+from app.planner.pricing import MAX_US, Priced
 from app.planner.question import PlanExclusion, Question, Source, Target
 from app.policy.document import ExecutionPolicy
 
@@ -129,20 +132,24 @@ class Teller:
         }
 
     def plan(self, plan: Plan, considered: Iterable[Considered] | None = None) -> ToldPlan:
-        listed = None if considered is None else [self._considered(one) for one in considered]
+        question, listed, left_off = self._asked.question, None, 0
+        if considered is not None:
+            told = islice(considered, MAX_CONSIDERED)
+            listed = tuple(self._considered(one) for one in told)
+            left_off = len(question.targets) * (1 + len(question.sources)) - len(listed)
         return ToldPlan(
             action=plan.chosen.action,
             chosen=self.way(plan.chosen),
             fallback=self.way(plan.fallback),
-            margin_us=None if plan.margin_us is None else round(plan.margin_us),
+            margin_us=None if plan.margin_us is None else _whole_us(plan.margin_us),
             late=plan.late,
             explored=plan.explored,
-            tokens=self._asked.question.tokens,
+            tokens=question.tokens,
             alternatives=tuple(map(self.way, plan.alternatives)),
             excluded=excluded(plan.excluded),
             notes=tuple(ToldNote(*note) for note in self._asked.notes),
-            considered=None if listed is None else tuple(listed[:MAX_CONSIDERED]),
-            considered_left_off=max(0, len(listed or ()) - MAX_CONSIDERED),
+            considered=listed,
+            considered_left_off=left_off,
         )
 
     def way(self, one: Alternative) -> ToldWay:
@@ -159,12 +166,12 @@ class Teller:
             _path(one.action, source, target),
             self._asked.question.tokens - priced.tail_tokens,
             priced.tail_tokens,
-            round(priced.moved_bytes),
-            round(priced.total_us),
-            round(sqrt(sum(part.deviation_us**2 for part in priced.parts))),
-            round(priced.gain_us),
-            round(priced.gain_deviation_us),
-            round(priced.transfer_us),
+            round(min(priced.moved_bytes, MAX_I63)),
+            _whole_us(priced.total_us),
+            _whole_us(sqrt(sum(part.deviation_us**2 for part in priced.parts))),
+            _whole_us(priced.gain_us),
+            _whole_us(priced.gain_deviation_us),
+            _whole_us(priced.transfer_us),
             _terms(priced),
             one.lost,
         )
@@ -176,8 +183,8 @@ class Teller:
             instance,
             rank,
             None if one.source is None else self._source(one.source, one.target),
-            None if priced is None else round(priced.total_us),
-            None if priced is None else round(priced.gain_us),
+            None if priced is None else _whole_us(priced.total_us),
+            None if priced is None else _whole_us(priced.gain_us),
             one.lost,
             () if priced is None else _terms(priced),
         )
@@ -241,9 +248,21 @@ def changed_links_of(question: Question) -> list[tuple[str, str, float, float]]:
 
 def _terms(priced: Priced) -> tuple[ToldTerm, ...]:
     return tuple(
-        ToldTerm(part.name, round(part.value_us), round(part.deviation_us), part.provenance.value)
+        ToldTerm(
+            part.name,
+            _whole_us(part.value_us),
+            _whole_us(part.deviation_us),
+            part.provenance.value,
+        )
         for part in priced.parts
     )
+
+
+def _whole_us(value_us: float) -> int:
+    """What is beyond 31 years, as absurd loads come to, is told as that: an integer and a date of
+    every reader and of the database holds it.
+    """
+    return round(max(-MAX_US, min(MAX_US, value_us)))
 
 
 def _path(action: PlanAction, source: ToldSource | None, target: Target) -> str:

@@ -93,7 +93,7 @@ def plan(question: Question) -> Plan:
     able = able or [way for way in ways if way.lost in _LAST_RESORT]
     taken, explored = able[0], False
     if question.explore and taken.source < 0:
-        taken, explored = _to_learn(question, ways, taken)
+        taken, explored = _to_learn(question, waits, ways, taken)
     _count(question, counts, ways, taken)
     told = _Told(question, targets, waits)
     return Plan(
@@ -127,11 +127,16 @@ def _ways(
             yield _Way(pairs.other_us, name, pairs.other, at, pairs.lost)
 
 
-def _to_learn(question: Question, ways: Sequence[_Way], taken: _Way) -> tuple[_Way, bool]:
-    """The soonest whose gain is uncertain, and that is in time; else what would be taken anyway."""
+def _to_learn(
+    question: Question, waits: Sequence[Waiting], ways: Sequence[_Way], taken: _Way
+) -> tuple[_Way, bool]:
+    """The soonest whose gain is uncertain, that is in time and at no overloaded target; else what
+    would be taken anyway.
+    """
     for way in ways:
-        in_time = question.deadline_us is None or way.total_us <= question.deadline_us
-        if way.lost is PlanExclusion.GAIN_UNCERTAIN and in_time:
+        if way.lost is not PlanExclusion.GAIN_UNCERTAIN:
+            continue
+        if too_late(question, way.total_us, waits[way.at]) is None:
             return way, True
     return taken, False
 

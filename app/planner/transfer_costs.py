@@ -71,7 +71,7 @@ class ProfileCosts(Struct, frozen=True):
     def computing(self, tokens: int) -> tuple[Term, ...]:
         """The terms of computing the state of so many tokens again, without context."""
         prefill = self.profile.prefill
-        recompute_us = min(ceil(prefill.recompute_us(tokens, 0)), MAX_I63)
+        recompute_us = ceil(min(prefill.recompute_us(tokens, 0), MAX_I63))
         return (
             Term("schedule", ceil(prefill.schedule_us), Provenance.PROFILE),
             Term(
@@ -103,7 +103,8 @@ class ProfileCosts(Struct, frozen=True):
         else:
             latency_us, rate, source = 0.0, _SLOWEST_BYTES_PER_US, Provenance.UNKNOWN
         took_us = latency_us + moved_bytes * (1 + link.in_flight) / rate
-        return min(ceil(took_us), MAX_I63), source
+        # The least bandwidth there is makes any transfer endless.
+        return ceil(min(took_us, MAX_I63)), source
 
 
 def recorded_link(costs: ProfileCosts, locator: str, target_residency: str) -> list[float] | None:
