@@ -234,6 +234,8 @@ class Prefetching:
             status = PrefetchStatus.DEMOTED
             if asked.abandon is Abandon.CANCEL:
                 status = PrefetchStatus.CANCELLED
+                # Its worker does not answer: what it took is given back once that is undone.
+                task.cancel()
             found = await self._move.get(asked.transfer.tenant, asked.transfer.transfer_id)
             return _told(status, found.decision_id, judged, found, late=True)
         moved = task.result()
