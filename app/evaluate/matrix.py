@@ -1,7 +1,6 @@
 """The matrix of workloads: each cell a small evaluation, and who is best in it."""
 
 from collections.abc import Callable, Iterator, Sequence
-from random import Random
 from typing import Final, NamedTuple
 
 from msgspec import Struct, structs
@@ -10,7 +9,7 @@ from app.evaluate.fleet import Fleet
 from app.evaluate.measures import Measures
 from app.evaluate.run import Progress, compare, strategies
 from app.evaluate.simulator import draw
-from app.evaluate.workloads import Arrivals, Kind, Workload, made
+from app.evaluate.workloads import Arrivals, Chance, Kind, Workload, made
 
 EQUAL: Final = 0.01
 OURS: Final = "NexusKV"
@@ -78,7 +77,7 @@ def cells() -> list[Asked]:
 
 def run_matrix(  # noqa: PLR0917 - in the order of what is used
     fleet: Fleet,
-    chance: Callable[[], Random],
+    chance: Callable[[], Chance],
     gaps_ms: Sequence[float],
     tell: Progress,
     asked: Sequence[Asked] | None = None,

@@ -7,13 +7,25 @@ ids are equal blocks behind equal ones.
 from collections.abc import Callable, Iterator, Sequence
 from enum import StrEnum
 from itertools import count
-from random import Random
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, Protocol, TypeVar
 
 Listed = tuple[float, int, int, tuple[int, ...]]
 _OUTPUT_TOKENS: Final = 200
 _BURST: Final = 16
 _MEAN_GAP_MS: Final = 1_000.0
+
+
+_T = TypeVar("_T")
+
+
+class Chance(Protocol):
+    """Where random numbers come from; seeded, so that a workload can be repeated."""
+
+    def gauss(self, mu: float, sigma: float) -> float: ...
+    def randrange(self, start: int, stop: int | None = None) -> int: ...
+    def expovariate(self, lambd: float) -> float: ...
+    def choice(self, seq: Sequence[_T]) -> _T: ...
+    def choices(self, population: Sequence[_T], weights: Sequence[float]) -> list[_T]: ...
 
 
 class Kind(StrEnum):
@@ -54,7 +66,7 @@ def made(
     *,
     requests: int,
     block_tokens: int,
-    chance: Random,
+    chance: Chance,
     gaps_ms: Sequence[float] = (),
 ) -> list[Listed]:
     """So many requests; `gaps_ms` of a trace are used in turn. The same chance, the same list."""
@@ -68,7 +80,7 @@ def made(
     return listed
 
 
-def _times(arrivals: Arrivals, chance: Random, gaps_ms: Sequence[float]) -> Iterator[float]:
+def _times(arrivals: Arrivals, chance: Chance, gaps_ms: Sequence[float]) -> Iterator[float]:
     at_ms = 0.0
     for number in count():
         yield at_ms
@@ -86,7 +98,7 @@ def _blocks(workload: Workload, block_tokens: int) -> tuple[int, int]:
     return blocks, min(blocks, round(blocks * workload.reuse))
 
 
-def _shared(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tuple[int, ...]]:
+def _shared(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
     blocks, common = _blocks(workload, block_tokens)
     fresh = count()
     prompts = [[next(fresh) for _ in range(common)] for _ in range(4)]
@@ -95,7 +107,7 @@ def _shared(workload: Workload, block_tokens: int, chance: Random) -> Iterator[t
         yield (*head, *(next(fresh) for _ in range(blocks - common)))
 
 
-def _turns(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tuple[int, ...]]:
+def _turns(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
     """Ten conversations at a time, each turn as much longer as is not to be reused; one that is
     much longer than it should be is followed by a new one.
     """
@@ -110,7 +122,7 @@ def _turns(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tu
         yield tuple(talks[place])
 
 
-def _documents(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tuple[int, ...]]:
+def _documents(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
     blocks, common = _blocks(workload, block_tokens)
     fresh = count()
     each = max(1, blocks // 8)
@@ -128,7 +140,7 @@ def _documents(workload: Workload, block_tokens: int, chance: Random) -> Iterato
         yield (*ids, *(next(fresh) for _ in range(blocks - len(ids))))
 
 
-def _branches(workload: Workload, block_tokens: int, chance: Random) -> Iterator[tuple[int, ...]]:
+def _branches(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
     """Four contexts at a time."""
     blocks, common = _blocks(workload, block_tokens)
     fresh = count()
@@ -144,14 +156,14 @@ def _branches(workload: Workload, block_tokens: int, chance: Random) -> Iterator
             del roots[place]
 
 
-def _nothing(workload: Workload, block_tokens: int, _: Random) -> Iterator[tuple[int, ...]]:
+def _nothing(workload: Workload, block_tokens: int, _: Chance) -> Iterator[tuple[int, ...]]:
     blocks, _common = _blocks(workload, block_tokens)
     fresh = count()
     while True:
         yield tuple(next(fresh) for _ in range(blocks))
 
 
-_PROMPTS: Final[dict[Kind, Callable[[Workload, int, Random], Iterator[tuple[int, ...]]]]] = {
+_PROMPTS: Final[dict[Kind, Callable[[Workload, int, Chance], Iterator[tuple[int, ...]]]]] = {
     Kind.SHARED_PROMPT: _shared,
     Kind.MULTI_TURN: _turns,
     Kind.RAG: _documents,

@@ -31,10 +31,11 @@ from app.lifecycle.keeping import DecisionSink, durability_of
 from app.lifecycle.observe import Policies
 from app.lifecycle.placing import Directory
 from app.lifecycle.plan_query import EngineHolding, PlanQuery
-from app.lifecycle.plan_question import Asked, Asking, Costs, Sizes
+from app.lifecycle.plan_question import Asked, Asking, Costs
 from app.lifecycle.plan_record import ACTIONS, record_of
 from app.lifecycle.plan_told import Teller, ToldPlan, excluded
 from app.lifecycle.reservations import Reservations
+from app.lifecycle.state_lines import Sizes
 from app.planner.choose import Plan, PlanAction, plan
 from app.planner.explain import considered
 from app.planner.links import NO_LINK, Links

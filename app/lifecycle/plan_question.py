@@ -8,16 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final, NamedTuple, Protocol
 
 from app.contract.compatibility import Mismatch, compare
-from app.contract.descriptor import AttentionStateDescriptor
 from app.contract.enums import DeviceClass, MatchClassification, TierKind
 from app.contract.rules import ReuseRule
-from app.contract.sizes import payload_bytes
 from app.engines.plans import Seen
 from app.engines.reach import Tier
 from app.engines.registration import EngineKey
 from app.index.matcher import Candidate
 from app.lifecycle.placing import Directory
 from app.lifecycle.plan_query import AskedTarget, EngineHolding, PlanQuery
+from app.lifecycle.state_lines import Line, Sizes
 from app.planner.cost import node_of
 from app.planner.links import Links
 from app.planner.profile import Profile
@@ -34,9 +33,6 @@ _TIERS: Final = {
     Tier.REMOTE: TierKind.REMOTE_SHARED,
 }
 _TIER_ORDER: Final = {tier: place for place, tier in enumerate(TierKind)}
-_SIZES: Final = 4_096
-# Enough for every rounding to blocks and pages to be even.
-_SIZED_TOKENS: Final = 1 << 16
 
 
 class Costs(Protocol):
@@ -70,31 +66,7 @@ class Asked(NamedTuple):
     question: Question
     origins: tuple[Origin, ...]
     notes: tuple[Note, ...]
-    hardware: tuple[str, ...]
-
-
-class Line(NamedTuple):
-    """Bytes of a state: so many whatever its length, and so many a token."""
-
-    fixed_bytes: float
-    bytes_per_token: float
-
-
-class Sizes:
-    """What descriptors say of bytes; kept, since a fleet has few."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, tuple[AttentionStateDescriptor, Line | None]] = {}
-
-    def of(self, descriptor: AttentionStateDescriptor) -> Line | None:
-        """None where it does not say."""
-        found = self._known.get(id(descriptor))
-        if found is None:
-            if len(self._known) >= _SIZES:
-                self._known.clear()
-            # The descriptor is kept with it, so that its id stays its own.
-            found = self._known[id(descriptor)] = descriptor, _line(descriptor)
-        return found[1]
+    hardware: tuple[str, ...] = ()
 
 
 class Asking:
@@ -403,12 +375,3 @@ def _shown(key: EngineKey) -> str:
 
 def _not_known(holding: EngineHolding) -> PlanExclusion:
     return PlanExclusion.UNAVAILABLE if holding.stale else PlanExclusion.UNKNOWN_GENERATION
-
-
-def _line(descriptor: AttentionStateDescriptor) -> Line | None:
-    once = payload_bytes(descriptor, _SIZED_TOKENS)
-    twice = payload_bytes(descriptor, 2 * _SIZED_TOKENS)
-    if once is None or twice is None:
-        return None
-    each = (twice - once) / _SIZED_TOKENS
-    return Line(max(0.0, once - each * _SIZED_TOKENS), each)

@@ -89,6 +89,7 @@ def record_of(
 ) -> RecordedPlan:
     """What `asked_again` needs."""
     question = asked.question
+    hardware_of = asked.hardware or ("",) * len(question.targets)
     profiles = list({id(one.profile): one.profile for one in question.targets}.values())
     places = {id(profile): place for place, profile in enumerate(profiles)}
     barred: dict[str, list[tuple[int, int]]] = {}
@@ -113,9 +114,7 @@ def record_of(
                 device,
                 hardware,
             )
-            for target, device, hardware in zip(
-                question.targets, devices, asked.hardware, strict=True
-            )
+            for target, device, hardware in zip(question.targets, devices, hardware_of, strict=True)
         ),
         question.sources,
         tuple(RecordedOrigin(one.kind, one.name, one.generation) for one in asked.origins),
