@@ -1,7 +1,8 @@
 """The planner benchmark: `make bench-planner` -> `.bench/planner.json`.
 
 A plan over 64 sources and 16 targets, and over 4 and one, in the planner alone, on one core: the
-median and the least of rounds. Nothing is kept between them but profiles and links.
+median and the least of rounds. Nothing is kept between them but profiles and links. Then the same
+over HTTP, from the whole service on real Postgres (`benchmarks.planner_http`).
 """
 
 import argparse
@@ -15,6 +16,7 @@ from app.planner.choose import plan
 from app.planner.links import Link, Links
 from app.planner.profile import Path, Prefill, Profile
 from app.planner.question import Question, Source, Target
+from benchmarks.planner_http import measure_http
 from benchmarks.report import Bar, Report
 
 CORE = 0
@@ -82,11 +84,16 @@ def measure(report: Report, shape: tuple[int, int], rounds: int) -> None:
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--rounds", type=int, default=50)
+    asked.add_argument("--requests", type=int, default=1_000)
+    asked.add_argument("--only", choices=["core", "http"], help="one of the two; else both")
     options = asked.parse_args()
     report = Report("planner", [" ".join(["make bench-planner", *sys.argv[1:]])])
-    os.sched_setaffinity(0, {CORE})
-    for shape in (MANY, FEW):
-        measure(report, shape, options.rounds)
+    if options.only != "http":
+        os.sched_setaffinity(0, {CORE})
+        for shape in (MANY, FEW):
+            measure(report, shape, options.rounds)
+    if options.only != "core":
+        measure_http(report, options.requests)
     report.show()
     print(f"\nwritten to {report.write()}")
 

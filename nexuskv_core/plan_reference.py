@@ -12,7 +12,7 @@ _UNKNOWN, _CONTENDED, _MAX_US = 1.0, 0.25, 1e15
 Row = Sequence[float]
 
 
-def best_sources(  # noqa: C901, PLR0917 - the compiled one to the letter
+def best_sources(  # noqa: C901, PLR0912, PLR0917 - the compiled one to the letter
     targets: Sequence[float],
     sources: Sequence[float],
     paths: Sequence[float],
