@@ -20,3 +20,21 @@ def fleet(service: ServiceProcess) -> Iterator[PlanFleet]:
 async def process(database_url: str) -> AsyncIterator[InProcess]:
     async with running(database_url) as made:
         yield made
+
+
+class Standing:
+    """A clock that stands still until a test moves it on."""
+
+    def __init__(self) -> None:
+        self.at_us = 0
+
+    def monotonic_us(self) -> int:
+        return self.at_us
+
+
+@pytest.fixture
+def standing(process: InProcess, monkeypatch: pytest.MonkeyPatch) -> Standing:
+    """By which transfers end that plans have reserved; a slow machine ends none."""
+    clock = Standing()
+    monkeypatch.setattr(process.services.planning.reservations, "_clock", clock)
+    return clock

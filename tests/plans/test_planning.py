@@ -16,6 +16,7 @@ from tests.engines.wires import packed
 from tests.fixtures.service import make_key
 from tests.lifecycle.gate import Gate
 from tests.lifecycle.in_process import InProcess, running
+from tests.plans.conftest import Standing
 from tests.plans.fleet import IDLE, reasons
 from tests.policies.documents import document
 from tests.profiles.documents import document as profile
@@ -93,7 +94,9 @@ def idle(name: str, **changes: Any) -> dict[str, Any]:
     return {"engine_id": name, **IDLE, **changes}
 
 
-async def test_a_link_is_free_again_once_its_transfer_should_be_over(process: InProcess) -> None:
+async def test_a_link_is_free_again_once_its_transfer_should_be_over(
+    process: InProcess, standing: Standing
+) -> None:
     fleet = await Fleet(process).made(most=1)
     first = await fleet.plan(idle("n0"))
     assert (first["action"], reasons(first)) == ("transfer", {"slower": 1})
@@ -107,11 +110,13 @@ async def test_a_link_is_free_again_once_its_transfer_should_be_over(process: In
     ]}  # fmt: skip
     await fleet.send("PUT", "/v1/topology", again)
     assert reasons(await fleet.plan(idle("n0"))) == {"link_busy": 1}
-    process.clock.advance(first["chosen"]["transfer_us"] / 1e6)
+    standing.at_us += first["chosen"]["transfer_us"]
     assert (await fleet.plan(idle("n0")))["action"] == "transfer"
 
 
-async def test_a_quota_of_transfers_counts_the_tenants_own(process: InProcess) -> None:
+async def test_a_quota_of_transfers_counts_the_tenants_own(
+    process: InProcess, standing: Standing
+) -> None:
     fleet = await Fleet(process).made()
     quota = {
         "mode": "enforced", "max_payload_bytes": 0, "max_entries": 0, "max_concurrent_transfers": 1,
@@ -123,7 +128,7 @@ async def test_a_quota_of_transfers_counts_the_tenants_own(process: InProcess) -
     assert first["action"] == "transfer"
     refused = await fleet.plan(idle("n1"))
     assert (refused["action"], reasons(refused)) == ("recompute", {"quota": 1})
-    process.clock.advance(first["chosen"]["transfer_us"] / 1e6)
+    standing.at_us += first["chosen"]["transfer_us"]
     assert (await fleet.plan(idle("n1")))["action"] == "transfer"
 
 

@@ -2,9 +2,8 @@
 
 from typing import Any
 
-import pytest
-
 from tests.lifecycle.in_process import InProcess
+from tests.plans.conftest import Standing
 from tests.plans.fleet import EVIDENCE, IDLE, PROMPT, SCOPE, reasons
 
 TOPOLOGY = """
@@ -16,21 +15,9 @@ tiers: [{node: node-a, tier: host_dram, capacity_bytes: 1000000, max_in_flight: 
 """
 
 
-class Stopped:
-    """A clock that stands still."""
-
-    def __init__(self) -> None:
-        self.at_us = 0
-
-    def monotonic_us(self) -> int:
-        return self.at_us
-
-
 async def test_a_tier_that_is_read_by_as_many_as_it_takes_is_left_alone(
-    process: InProcess, monkeypatch: pytest.MonkeyPatch
+    process: InProcess, standing: Standing
 ) -> None:
-    clock = Stopped()
-    monkeypatch.setattr(process.services.planning.reservations, "_clock", clock)
     await process.services.topology_store.put(TOPOLOGY, "tests")
     await process.services.topology.refresh()
     await process.register("tiers", "state-1", tokens=PROMPT)
@@ -47,5 +34,5 @@ async def test_a_tier_that_is_read_by_as_many_as_it_takes_is_left_alone(
     second = await plan()
     assert (second["action"], reasons(second)) == ("recompute", {"link_busy": 1})
     # The first one is over by now.
-    clock.at_us = first["chosen"]["transfer_us"]
+    standing.at_us = first["chosen"]["transfer_us"]
     assert (await plan())["action"] == "transfer"
