@@ -15,7 +15,12 @@ from app.problem import MEDIA_TYPE
 OPENAPI = Path(__file__).resolve().parents[2] / "openapi"
 BRIDGE = {"/locus/v1/lookup", "/locus/v1/estimate", "/locus/v1/materialize"}
 METHODS = {"get", "post", "put", "patch", "delete"}
-NAMES_IN_BODY = {"POST /v1/transfers", "POST /v1/worker-tokens"}
+NAMES_IN_BODY = {
+    "POST /v1/plans",
+    "POST /v1/prefetches",
+    "POST /v1/transfers",
+    "POST /v1/worker-tokens",
+}
 # No route declares it: a declared operation has its method, so only undeclared ones meet it.
 UNDECLARED = {ErrorCode.METHOD_NOT_ALLOWED}
 # Of the control port of workers, which is another service.

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from app.control.keys import Scope
 from app.db.session import Database
+from app.decisions.partitions import ensure_day
 from app.decisions.record import Decision, DecisionKind, DecisionOutcome, Outcome, OutcomeStatus
 from app.decisions.summary import SummaryQuestion, SummaryStep, span_list
 from tests.decisions.answering import FixedAccess, application, client_of, refusal
@@ -255,7 +256,10 @@ async def test_the_last_day_by_hour_is_the_default(
     client: httpx.AsyncClient, database: Database
 ) -> None:
     now = datetime.now(UTC)
-    old = a_decision(decision_id=id_at(now - timedelta(hours=26), 1))
+    # Soon after midnight that is the day before yesterday, of which no partition is made ahead.
+    long_ago = now - timedelta(hours=26)
+    await ensure_day(database, long_ago.date())
+    old = a_decision(decision_id=id_at(long_ago, 1))
     await store(database, [a_decision(), old])
     answer = (await client.get(PATH)).json()
     assert answer["step"] == "hour"

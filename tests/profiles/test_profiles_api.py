@@ -41,7 +41,11 @@ def test_a_profile_is_stored_once_and_read_back(client) -> None:
     assert stored["document"] == document(11, model="once") | {
         "hardware": "", "lookup_us": 0.0, "sync_us": 0.0, "decode_slowdown": 0.0,
         "queued_tokens": 2048.0,
-        "paths": [path | {"remote": None, "backend": None} for path in document()["paths"]],
+        "prefill": document(11)["prefill"] | {"measured": False},
+        "paths": [
+            path | {"remote": None, "backend": None, "measured": False}
+            for path in document()["paths"]
+        ],
     }  # fmt: skip
     assert (stored["message"], stored["in_force"], stored["name"]) == ("new", True, "measured")
     again = push(client, text(11, model="once"), status=200, message="another")
