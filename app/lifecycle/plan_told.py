@@ -262,7 +262,9 @@ def _whole_us(value_us: float) -> int:
     """What is beyond 31 years, as absurd loads come to, is told as that: an integer and a date of
     every reader and of the database holds it.
     """
-    return round(max(-MAX_US, min(MAX_US, value_us)))
+    if -MAX_US < value_us < MAX_US:
+        return round(value_us)
+    return round(MAX_US if value_us > 0 else -MAX_US)
 
 
 def _path(action: PlanAction, source: ToldSource | None, target: Target) -> str:

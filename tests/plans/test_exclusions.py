@@ -78,9 +78,9 @@ def no_path(fleet: PlanFleet) -> Reasons:
 
 
 def link_busy(fleet: PlanFleet) -> Reasons:
-    """The first one to plan has the link, and keeps it until its blocks should be there."""
+    """The first one to plan has the link, and keeps it for the seconds that its blocks take."""
     link = {
-        "source": "here", "target": "there", "bandwidth_bytes_per_us": 20_000, "latency_us": 0,
+        "source": "here", "target": "there", "bandwidth_bytes_per_us": 50, "latency_us": 0,
         "max_in_flight": 1,
     }  # fmt: skip
     topology = {
@@ -92,7 +92,7 @@ def link_busy(fleet: PlanFleet) -> Reasons:
         "links": [link],
     }  # fmt: skip
     fleet.client.put("/v1/topology", json=topology).raise_for_status()
-    slow = profile(1_000, model=fleet.model, paths=[])
+    slow = profile(100_000, model=fleet.model, paths=[])
     fleet.client.post("/v1/profiles", json=slow).raise_for_status()
     first = fleet.plan(fleet.target(fleet.cold))
     assert (first["action"], reasons(first)) == ("transfer", {"slower": 1})

@@ -129,7 +129,7 @@ def put(fleet: PlanFleet, latency_us: float) -> int:
         "engines": [
             {"engine_id": fleet.warm, "node": "a"}, {"engine_id": fleet.cold, "node": "b"}
         ],
-        "links": [link(latency_us=latency_us, max_in_flight=2)],
+        "links": [link(latency_us=latency_us, bandwidth_bytes_per_us=50, max_in_flight=2)],
     }  # fmt: skip
     answer = fleet.client.put("/v1/topology", json=document).raise_for_status()
     version: int = answer.json()["version"]
@@ -164,8 +164,8 @@ def explained(fleet: PlanFleet, decision_id: str) -> tuple[int, Any]:
 
 
 def test_its_own_transfer_and_later_topologies_change_nothing(fleet: PlanFleet) -> None:
-    """The third finds two on the link, and the link full."""
-    slow = profile(1_000, model=fleet.model, paths=[])
+    """The third finds two on the link, of seconds each, and the link full."""
+    slow = profile(100_000, model=fleet.model, paths=[])
     fleet.client.post("/v1/profiles", json=slow).raise_for_status()
     version = put(fleet, 50_000 / 7)
     made = [fleet.plan(fleet.target(fleet.cold)) for _ in range(3)]

@@ -22,7 +22,7 @@ from tests.policies.documents import document
 from tests.profiles.documents import document as profile
 
 PROMPT = prompt(1_000)
-PATH = {"tier": "device", "latency_us": 0, "bytes_per_us": 20_000, "uncertainty": 0.1}
+PATH = {"tier": "device", "latency_us": 0, "bytes_per_us": 200, "uncertainty": 0.1}
 
 
 @pytest.fixture
@@ -34,7 +34,7 @@ async def process(database_url: str) -> AsyncIterator[InProcess]:
 class Fleet:
     """`holder` has the whole prompt on its device, `n0` to `n7` nothing, each on its own node.
 
-    A token takes 20 us to compute and some 6 us to bring; the links take `most` transfers.
+    A token takes 2 ms to compute, the prompt 2.6 s to bring; the links take `most` transfers.
     """
 
     def __init__(self, process: InProcess) -> None:
@@ -47,9 +47,9 @@ class Fleet:
         for name in self.others:
             await self.tell(name, prompt(1, seed=9))
         path = PATH | {"uncertainty": uncertainty}
-        await self.send("POST", "/v1/profiles", profile(20, model=self.model, paths=[path]))
+        await self.send("POST", "/v1/profiles", profile(2_000, model=self.model, paths=[path]))
         links = [
-            {"source": self.holder, "target": name, "bandwidth_bytes_per_us": 20_000,
+            {"source": self.holder, "target": name, "bandwidth_bytes_per_us": 200,
              "latency_us": 0, "max_in_flight": most}
             for name in self.others
         ]  # fmt: skip
@@ -209,9 +209,9 @@ async def test_a_popular_prefix_does_not_overload_its_holder(process: InProcess)
         assert way["total_us"] <= min(others)
     assert chosen[fleet.holder] < 25
     assert len(chosen) == 9
-    queued_us = {name: 20 * tokens for name, tokens in loads.items()}
+    queued_us = {name: 2_000 * tokens for name, tokens in loads.items()}
     # Beyond the others by no more than what bringing the whole prompt takes.
-    assert queued_us[fleet.holder] <= max(queued_us[one] for one in fleet.others) + 4_000 * 20
+    assert queued_us[fleet.holder] <= max(queued_us[one] for one in fleet.others) + 4_000 * 2_000
 
 
 async def test_plans_are_made_without_a_database_and_stored_later(database_url: str) -> None:

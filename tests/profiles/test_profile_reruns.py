@@ -1,4 +1,4 @@
-"""Decisions are priced by stored profiles, and judged again by the same figures."""
+"""Estimates and materializes are priced by stored profiles, and judged again by the same."""
 
 from typing import Any
 from uuid import uuid4
