@@ -68,8 +68,8 @@ bench-worker: setup ## run the worker benchmark; writes .bench/worker.json
 bench-planner: setup ## time plans; writes .bench/planner.json
 	$(BIN)/python -m benchmarks.planner $(ARGS)
 
-evaluate: setup ## simulate the planner beside others; writes .bench/evaluate.json and .bench/evaluate/ (TRACE=file)
-	$(BIN)/python -m benchmarks.evaluate $(if $(TRACE),--trace $(TRACE)) $(ARGS)
+evaluate: setup ## the planner against others, simulated (TRACE=file); writes .bench/evaluate.json
+	$(BIN)/python -u -m benchmarks.evaluate $(if $(TRACE),--trace $(TRACE)) $(ARGS)
 
 bench-core: setup ## run the index beside its peers; writes .bench/core.json
 	$(BIN)/python -u -m benchmarks.core $(ARGS)

@@ -1,123 +1,184 @@
-"""The matrix of workloads: each cell a small evaluation, and who is best in it."""
+"""Many small evaluations: kinds of prompts, contexts, reuse, arrivals, links, wrong profiles."""
 
-from collections.abc import Callable, Iterator, Sequence
-from typing import Final, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, Final, NamedTuple
 
-from msgspec import Struct, structs
+from msgspec import structs
 
 from app.evaluate.fleet import Fleet
-from app.evaluate.measures import Measures
-from app.evaluate.run import Progress, compare, strategies
-from app.evaluate.simulator import draw
-from app.evaluate.workloads import Arrivals, Chance, Kind, Workload, made
+from app.evaluate.measures import Measures, row
+from app.evaluate.requests import Chance, draw
+from app.evaluate.run import (
+    PREFETCHING,
+    WRONG,
+    Progress,
+    baselines,
+    compare,
+    prefetching,
+    wrong_profile,
+)
+from app.evaluate.simulator import Strategy
+from app.evaluate.strategies import Calibrated, Oracle, Planned
+from app.evaluate.workloads import Arrivals, Kind, Workload, make
 
-EQUAL: Final = 0.01
-OURS: Final = "NexusKV"
-ORACLE: Final = "oracle"
-CELL_REQUESTS: Final = 300
-# Of the largest prompts: a request is a thousand blocks and more.
-_LONG_TOKENS: Final = 200_000
-_LONG_REQUESTS: Final = 60
-_CONTEXTS: Final = (8_000, 32_000, 128_000, 1_000_000)
-_REUSES: Final = (0.0, 0.25, 0.5, 0.9, 1.0)
-# By what the bandwidth of links between nodes is multiplied.
-_LINKS: Final = {"slow links": 0.05, "fast links": 5.0}
-
-
-class Cell(Struct, frozen=True):
-    """One workload on one fleet, with the measures of every strategy."""
-
-    name: str
-    kind: str
-    context_tokens: int
-    reuse: float
-    arrivals: str
-    links: str
-    requests: int
-    rows: tuple[Measures, ...]
-
-    def of(self, strategy: str) -> Measures:
-        return next(one for one in self.rows if one.strategy == strategy)
-
-    def best(self, measure: str) -> list[str]:
-        """The strategies that nobody beats by more than EQUAL, the oracle aside."""
-        rows = [one for one in self.rows if one.strategy != ORACLE]
-        least = min(getattr(one, measure) for one in rows)
-        return [one.strategy for one in rows if getattr(one, measure) <= least * (1 + EQUAL)]
+REQUESTS: Final = 300
+# What counts as equal.
+TIE: Final = 0.01
+_MOST_BLOCKS: Final = 256
+_K: Final = 1_024
+CONTEXTS: Final = (8 * _K, 32 * _K, 128 * _K, 1_024 * _K)
+REUSES: Final = (0.0, 0.25, 0.5, 0.75, 1.0)
+_MIDDLE: Final = (32 * _K, 0.5)
+# To another node: bytes a microsecond and microseconds. Four fifths of 400 and of 10 Gb/s Ethernet;
+# the latencies are of RDMA with a rendezvous, and of a pull over TCP as it was published.
+LINKS: Final = {"fast": (40_000.0, 2_000.0), "slow": (1_000.0, 25_000.0)}
+# By what factor prefills and transfers are taken to be longer than they are.
+PROFILES: Final = {
+    "true": (1.0, 1.0),
+    "reuse too dear": (1 / WRONG, WRONG),
+    "reuse too cheap": (WRONG, 1 / WRONG),
+}
 
 
-class Asked(NamedTuple):
-    """A cell to be run."""
+class Cell(NamedTuple):
+    """One evaluation. `links` and `profile` are names of LINKS and PROFILES."""
 
     workload: Workload
-    links: str = "links as given"
+    links: str
+    profile: str = "true"
 
 
-def cells() -> list[Asked]:
-    """Contexts by reuse; kinds by arrivals; kinds on slow and on fast links."""
-    asked = [
-        Asked(Workload(Kind.MULTI_TURN, context, reuse, Arrivals.POISSON))
-        for context in _CONTEXTS
-        for reuse in _REUSES
+class Found(NamedTuple):
+    """What a cell came to; the first of the measures is recomputing always, the last the oracle."""
+
+    cell: Cell
+    measures: list[Measures]
+
+    @property
+    def ours(self) -> Measures:
+        return next(one for one in self.measures if one.strategy == "NexusKV")
+
+    @property
+    def others(self) -> list[Measures]:
+        return [one for one in self.measures if not one.strategy.startswith(("NexusKV", "oracle"))]
+
+    @property
+    def prefetching(self) -> Measures | None:
+        """With prefetch, where prompts have next turns."""
+        return next((one for one in self.measures if one.strategy == PREFETCHING), None)
+
+    def ahead(self, name: str) -> Measures | None:
+        """The best of the others at a time, where it is better than ours by more than TIE."""
+        best: Measures = min(self.others, key=lambda one: float(getattr(one, name)))
+        better = getattr(best, name) < (1 - TIE) * getattr(self.ours, name)
+        return best if better else None
+
+
+def cells() -> list[Cell]:
+    """All of them: contexts by reuse, kinds by arrivals, and kinds by wrong profiles, each on fast
+    and on slow links."""
+    found = [
+        Cell(Workload(Kind.SHARED_PROMPT, context, reuse, Arrivals.POISSON), links)
+        for context in CONTEXTS
+        for reuse in REUSES
+        for links in LINKS
     ]
-    asked += [
-        Asked(Workload(kind, 32_000, 0.0 if kind is Kind.NO_REUSE else 0.5, arrivals))
+    found += [
+        Cell(Workload(kind, *_of(kind), arrivals), links)
         for kind in Kind
         for arrivals in Arrivals
-        if (kind, arrivals) != (Kind.MULTI_TURN, Arrivals.POISSON)
+        for links in LINKS
     ]
-    asked += [
-        Asked(Workload(kind, 32_000, 0.5, Arrivals.POISSON), links)
+    found += [
+        Cell(Workload(kind, *_of(kind), Arrivals.POISSON), links, profile)
         for kind in Kind
-        if kind is not Kind.NO_REUSE
-        for links in _LINKS
+        for links in LINKS
+        for profile in list(PROFILES)[1:]
     ]
-    return asked
+    return list(dict.fromkeys(found))
 
 
-def run_matrix(  # noqa: PLR0917 - in the order of what is used
-    fleet: Fleet,
-    chance: Callable[[], Chance],
+def run_matrix(
+    base: Fleet,
+    listed: Sequence[Cell],
+    chances: Callable[[int], Chance],
     gaps_ms: Sequence[float],
     tell: Progress,
-    asked: Sequence[Asked] | None = None,
-    requests: int = CELL_REQUESTS,
-) -> Iterator[Cell]:
-    """Every cell with the same chance; baselines are tuned in each of them, ours is not."""
-    listed = list(asked if asked is not None else cells())
-    for number, (workload, links) in enumerate(listed, 1):
-        tell(f"cell {number} of {len(listed)}: {workload.name}, {links}")
-        here = _with_links(fleet, _LINKS.get(links, 1.0))
-        long = workload.context_tokens > _LONG_TOKENS
-        trace = made(
-            workload,
-            requests=min(requests, _LONG_REQUESTS) if long else requests,
-            block_tokens=here.block_tokens,
-            chance=chance(),
-            gaps_ms=gaps_ms,
-        )
-        drawn = draw(here, trace, chance())
-        rows = compare(here, drawn, strategies(here, drawn, _quiet), _quiet)
-        yield Cell(
-            f"{workload.name}, {links}",
-            workload.kind.value,
-            workload.context_tokens,
-            workload.reuse,
-            workload.arrivals.value,
-            links,
-            len(drawn),
-            tuple(rows),
-        )
+    *,
+    requests: int = REQUESTS,
+) -> list[Found]:
+    """Each cell on a fleet like `base`, with chance of its own by its number: `chances(number)`."""
+    found = []
+    for number, cell in enumerate(listed):
+        tell(f"matrix {number + 1} of {len(listed)}: {', '.join(map(str, names(cell).values()))}")
+        chance, fleet = chances(number), fleet_of(base, cell)
+        lines = make(cell.workload, requests, fleet.block_tokens, chance, gaps_ms)
+        drawn = draw(fleet, lines, chance)
+        strategies = [*baselines(fleet, drawn, _silent), *_ours(fleet, cell), Oracle()]
+        compared = compare(fleet, drawn, strategies, _silent)
+        found.append(Found(cell, [one.measures for one in compared]))
+    return found
 
 
-def _quiet(_: str) -> None:
-    """Of a cell only its name is told."""
+def names(cell: Cell) -> dict[str, Any]:
+    """What a cell is, for a row."""
+    workload = cell.workload
+    return {
+        "kind": workload.kind.value,
+        "context_tokens": workload.context_tokens,
+        "reuse": workload.reuse,
+        "arrivals": workload.arrivals.value,
+        "links": cell.links,
+        "profile": cell.profile,
+    }
 
 
-def _with_links(fleet: Fleet, factor: float) -> Fleet:
-    """Only between nodes."""
-    paths = tuple(
-        structs.replace(path, bytes_per_us=path.bytes_per_us * factor) if path.remote else path
-        for path in fleet.profile.paths
+def rows(found: Found) -> list[dict[str, Any]]:
+    """One a strategy."""
+    return [names(found.cell) | row(one) for one in found.measures]
+
+
+def fleet_of(base: Fleet, cell: Cell) -> Fleet:
+    """Blocks so long that a prompt has few hundred; a device that holds four contexts, a memory
+    that holds sixteen, an objective that three prefills on an idle engine meet, where the base is
+    smaller. Other links are left out."""
+    context, prefill = cell.workload.context_tokens, base.profile.prefill
+    bytes_per_us, latency_us = LINKS[cell.links]
+    alone_us = prefill.schedule_us + prefill.recompute_us(context, 0)
+    return structs.replace(
+        base,
+        block_tokens=max(base.block_tokens, context // _MOST_BLOCKS),
+        device_tokens=max(base.device_tokens, 4 * context),
+        host_tokens=max(base.host_tokens, 16 * context),
+        slo_ttft_us=max(base.slo_ttft_us, 3 * alone_us),
+        links=(),
+        profile=structs.replace(
+            base.profile,
+            paths=tuple(
+                structs.replace(path, latency_us=latency_us, bytes_per_us=bytes_per_us)
+                if path.remote
+                else path
+                for path in base.profile.paths
+            ),
+        ),
     )
-    return structs.replace(fleet, profile=structs.replace(fleet.profile, paths=paths))
+
+
+def _ours(fleet: Fleet, cell: Cell) -> list[Strategy]:
+    """Not tuned to any cell: the planner as it is, calibrated where its profile is wrong; and with
+    prefetch where there are next turns."""
+    (prefill, transfers), profile = PROFILES[cell.profile], fleet.profile
+    if cell.profile != "true":
+        wrong = wrong_profile(profile, prefill=prefill, transfers=transfers)
+        return [Calibrated(wrong, "NexusKV")]
+    if cell.workload.kind is not Kind.MULTI_TURN:
+        return [Planned(profile)]
+    return [Planned(profile), prefetching(fleet)]
+
+
+def _of(kind: Kind) -> tuple[int, float]:
+    return (_MIDDLE[0], 0.0) if kind is Kind.CONTROL else _MIDDLE
+
+
+def _silent(_message: str) -> None:
+    """Of a cell's strategies nobody wants to read each."""

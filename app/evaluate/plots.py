@@ -1,103 +1,84 @@
-"""Plots as SVG, from figures alone: the same figures, the same bytes. Pure."""
+"""Plots as SVG inside a page: made of numbers with fixed digits, so that they are the same bytes
+everywhere, and of nothing from elsewhere.
+"""
 
-import html
 from collections.abc import Sequence
+from html import escape
+from math import ceil, floor, log10
 from typing import Final
 
-_WIDTH: Final = 760
 _COLOURS: Final = (
-    "#8a93a3", "#c2a52c", "#d2774c", "#9c6b3f", "#b08bd0", "#1d5bb8", "#2aa7a0", "#13683c",
-    "#c0506d", "#3f7fdc",
+    "#7f7f7f", "#8c564b", "#d98c00", "#2ca02c", "#9467bd", "#1d5bb8", "#17a2b8", "#e377c2",
+    "#111111",
 )  # fmt: skip
-_ROW: Final = 24
-_LABEL: Final = 260
+_WIDTH, _HEIGHT, _MARGIN, _LEGEND = 640.0, 300.0, 44.0, 200.0
+_POINTS: Final = 120
 
 
-def colour(place: int) -> str:
-    """Of the series at a place."""
-    return _COLOURS[place % len(_COLOURS)]
-
-
-def bars(title: str, unit: str, values: Sequence[tuple[str, float | None]]) -> str:
-    """A bar a row; one without a value says so. Below zero they go to the left of the axis."""
-    known = [value for _, value in values if value is not None]
-    low, high = min([0.0, *known]), max([0.0, *known])
-    span = (high - low) or 1.0
-    scale = (_WIDTH - _LABEL - 90) / span
-    zero = _LABEL - low * scale
-    rows = []
-    for place, (name, value) in enumerate(values):
-        at = place * _ROW
-        rows.append(_text(0, at + 16, name))
-        if value is None:
-            rows.append(_text(zero + 6, at + 16, "–"))
-            continue
-        left, width = (
-            (zero, value * scale) if value >= 0 else (zero + value * scale, -value * scale)
-        )
-        rows.append(
-            f'<rect x="{left:.1f}" y="{at + 4}" width="{max(width, 0.5):.1f}" height="16"'
-            f' fill="{colour(place)}"/>'
-        )
-        rows.append(_text(max(zero, left + width) + 6, at + 16, f"{value:,.4g} {unit}"))
-    return _svg(title, len(values) * _ROW + 6, rows)
-
-
-def curves(title: str, unit: str, series: Sequence[tuple[str, Sequence[float]]]) -> str:
-    """Cumulative distributions on a logarithmic axis; each of its values in ascending order."""
-    everything = [value for _, values in series for value in values if value > 0]
-    if not everything:
-        return ""
-    low, high = _log10(min(everything)), _log10(max(everything))
-    span, height = (high - low) or 1.0, 260
-    rows = [
-        f'<rect x="40" y="0" width="{_WIDTH - 60}" height="{height}" fill="none" stroke="#ccc"/>'
-    ]
-    for part in (0.0, 0.5, 0.95, 1.0):
-        at = height * (1 - part)
-        rows.append(f'<line x1="40" x2="{_WIDTH - 20}" y1="{at:.1f}" y2="{at:.1f}" stroke="#eee"/>')
-        rows.append(_text(0, at + 4, f"{part:.2f}"))
-    for power in range(int(low), int(high) + 2):
-        at = 40 + (_WIDTH - 60) * (power - low) / span
-        if 40 <= at <= _WIDTH - 20:
-            rows.append(_text(at, height + 16, f"{10**power:,g} {unit}"))
-    for place, (name, values) in enumerate(series):
-        points = _points(values, low, span, height)
-        rows.append(
-            f'<polyline points="{points}" fill="none" stroke="{colour(place)}" stroke-width="1.5"/>'
-        )
-        rows.append(
-            f'<rect x="40" y="{height + 28 + 18 * place}" width="12" height="12"'
-            f' fill="{colour(place)}"/>'
-        )
-        rows.append(_text(58, height + 38 + 18 * place, name))
-    return _svg(title, height + 34 + 18 * len(series), rows)
-
-
-def _points(values: Sequence[float], low: float, span: float, height: int) -> str:
-    """At most 200 of them."""
-    step = max(1, len(values) // 200)
-    chosen = [*range(0, len(values), step), len(values) - 1]
-    return " ".join(
-        f"{40 + (_WIDTH - 60) * (_log10(max(values[at], 1e-9)) - low) / span:.1f},"
-        f"{height * (1 - (at + 1) / len(values)):.1f}"
-        for at in chosen
+def bars(values: Sequence[tuple[str, float]], unit: str, digits: int) -> str:
+    """One row each, as long as its value is of the largest; what is negative has no bar."""
+    longest = max((value for _, value in values), default=0.0) or 1.0
+    rows = "".join(
+        f'<tr><th scope="row">{escape(name)}</th><td><svg width="420" height="18" role="img"'
+        f' aria-label="{value:.{digits}f} {unit}"><rect height="14" y="2" fill="#1d5bb8"'
+        f' width="{max(0.0, 400 * value / longest):.1f}"/></svg></td>'
+        f"<td>{value:,.{digits}f} {unit}</td></tr>"
+        for name, value in values
     )
+    return f"<table>{rows}</table>"
 
 
-def _log10(value: float) -> float:
-    """By its digits: the same on every machine."""
-    mantissa, power = f"{value:.6e}".split("e")
-    return int(power) + (float(mantissa) - 1) / 9
-
-
-def _text(left: float, top: float, text: str) -> str:
-    return f'<text x="{left:.1f}" y="{top:.1f}">{html.escape(text)}</text>'
-
-
-def _svg(title: str, height: int, rows: Sequence[str]) -> str:
+def distributions(values: Sequence[tuple[str, Sequence[float]]], title: str) -> str:
+    """What part of each one's values is at most so much, over a logarithmic axis; positive ones."""
+    low = floor(log10(min(min(one) for _, one in values)))
+    high = max(ceil(log10(max(max(one) for _, one in values))), low + 1)
+    lines = []
+    for place, (name, one) in enumerate(values):
+        ordered, colour = sorted(one), _COLOURS[place % len(_COLOURS)]
+        points = []
+        for step in range(_POINTS + 1):
+            value = ordered[min(len(ordered) - 1, step * len(ordered) // _POINTS)]
+            x = _MARGIN + (_WIDTH - 2 * _MARGIN) * (log10(value) - low) / (high - low)
+            points.append(f"{x:.1f},{_up(step / _POINTS):.1f}")
+        text = 30 + 18 * place
+        lines.append(
+            f'<polyline fill="none" stroke="{colour}" stroke-width="1.6" points="'
+            + " ".join(points)
+            + f'"/><rect x="{_WIDTH:.0f}" y="{text - 9}" width="12" height="8" fill="{colour}"/>'
+            f'<text x="{_WIDTH + 18:.0f}" y="{text}">{escape(name)}</text>'
+        )
     return (
-        f'<figure><figcaption>{html.escape(title)}</figcaption><svg viewBox="0 0 {_WIDTH} {height}"'
-        f' width="{_WIDTH}" role="img" aria-label="{html.escape(title)}">{"".join(rows)}</svg>'
-        "</figure>"
+        f'<svg width="{_WIDTH + _LEGEND:.0f}" height="{_HEIGHT:.0f}" role="img" font-size="12"'
+        f' aria-label="{escape(title)}">{_axes(low, high, title)}{"".join(lines)}</svg>'
     )
+
+
+def _up(part: float) -> float:
+    return _HEIGHT - _MARGIN - (_HEIGHT - 2 * _MARGIN) * part
+
+
+def _axes(low: int, high: int, title: str) -> str:
+    marks = []
+    for power in range(low, high + 1):
+        x = _MARGIN + (_WIDTH - 2 * _MARGIN) * (power - low) / (high - low)
+        marks.append(
+            f'<line x1="{x:.1f}" x2="{x:.1f}" y1="{_up(0):.1f}" y2="{_up(1):.1f}" stroke="#ddd"/>'
+            f'<text x="{x:.1f}" y="{_up(0) + 16:.1f}" text-anchor="middle">{10.0**power:g}</text>'
+        )
+    for quarter in range(5):
+        y = _up(quarter / 4)
+        marks.append(
+            f'<line x1="{_MARGIN:.1f}" x2="{_WIDTH - _MARGIN:.1f}" y1="{y:.1f}" y2="{y:.1f}"'
+            f' stroke="#ddd"/><text x="{_MARGIN - 6:.1f}" y="{y + 4:.1f}" text-anchor="end">'
+            f"{quarter / 4:.2f}</text>"
+        )
+    marks.append(f'<text x="{_MARGIN:.1f}" y="{_HEIGHT - 8:.1f}">{escape(title)}</text>')
+    return "".join(marks)
+
+
+def heat(ratio: float | None) -> str:
+    """A colour: of nobody who is better, or the redder the less of our time another one takes."""
+    if ratio is None:
+        return "#dff0df"
+    strength = min(max((1 - ratio) / 0.2, 0.0), 1.0)
+    return f"rgb(255,{225 - round(110 * strength)},{205 - round(130 * strength)})"

@@ -6,15 +6,9 @@ from typing import Final, NamedTuple
 from msgspec import structs
 
 from app.evaluate.fleet import Fleet
-from app.evaluate.measures import (
-    Measures,
-    measured,
-    tenants_of,
-    total_us,
-    ttft_us,
-    without_hit,
-)
-from app.evaluate.simulator import Job, Request, Simulator, Strategy
+from app.evaluate.measures import Measures, measured, total_us, ttft_us, without_hit
+from app.evaluate.requests import Request
+from app.evaluate.simulator import Job, Simulator, Strategy
 from app.evaluate.strategies import (
     BLOCK_WEIGHTS,
     TIER_WEIGHTS,
@@ -25,6 +19,7 @@ from app.evaluate.strategies import (
     Planned,
     RecomputeAlways,
 )
+from app.evaluate.variants import Assembled, Parts, variants
 from app.planner.profile import Profile
 from app.planner.question import CostBounds
 
@@ -32,17 +27,8 @@ Progress = Callable[[str], None]
 # By what factor a profile is wrong, and after how many requests it must be right again.
 WRONG: Final = 4.0
 SETTLED: Final = 500
-# Where the oracle gains less than this part, regret is noise over noise.
-LEAST_GAIN: Final = 0.01
-
-
-class Run(NamedTuple):
-    """What one strategy made of the trace, in the order of the first tokens; and what it brought
-    ahead of its use."""
-
-    strategy: Strategy
-    jobs: list[Job]
-    ahead_bytes: float
+PREFETCHING: Final = "NexusKV with prefetch"
+_NOTABLE: Final = 0.01
 
 
 class Recovery(NamedTuple):
@@ -53,71 +39,88 @@ class Recovery(NamedTuple):
     regret: float
 
 
+class Result(NamedTuple):
+    """What one strategy came to, and every request of it."""
+
+    measures: Measures
+    jobs: list[Job]
+
+
+def evaluate(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Result]:
+    """One a strategy; the baselines with knobs are tuned on this very trace, ours is not."""
+    return compare(fleet, requests, strategies(fleet, requests, tell), tell)
+
+
 def strategies(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Strategy]:
     """What is compared: the first is the one that gains are against, the last the oracle."""
     profile = fleet.profile
+    return [
+        *baselines(fleet, requests, tell),
+        Planned(profile),
+        Planned(profile, CostBounds(deviations=0.0), "NexusKV without uncertainty"),
+        prefetching(fleet),
+        Oracle(),
+    ]
+
+
+def prefetching(fleet: Fleet) -> Strategy:
+    """The planner as it is, and moves ahead of the next turn."""
+    parts = Parts(calibration=False, admission=False)
+    return Assembled(fleet.profile, PREFETCHING, parts, fleet.slo_ttft_us)
+
+
+def baselines(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Strategy]:
+    """The others, those with knobs at their best on these requests."""
     return [
         RecomputeAlways(),
         EngineLocal(),
         HitDriven(),
         _best(fleet, requests, BLOCK_WEIGHTS, tell),
         _best(fleet, requests, TIER_WEIGHTS, tell),
-        Planned(profile),
-        Planned(profile, CostBounds(deviations=0.0), "NexusKV without uncertainty"),
+    ]
+
+
+def ablate(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[Measures]:
+    """NexusKV with all of its parts and without each of them, on the profile as it is and on one
+    that makes reuse look WRONG squared times as good as it is."""
+    profile = fleet.profile
+    wrong = wrong_profile(profile, prefill=WRONG, transfers=1 / WRONG)
+    listed: list[Strategy] = [
+        RecomputeAlways(),
+        *variants(profile, fleet.slo_ttft_us, ""),
+        *variants(wrong, fleet.slo_ttft_us, ", wrong profile"),
         Oracle(),
     ]
+    return [one.measures for one in compare(fleet, requests, listed, tell)][1:-1]
 
 
 def compare(
     fleet: Fleet, requests: Sequence[Request], listed: Sequence[Strategy], tell: Progress
-) -> list[Measures]:
+) -> list[Result]:
     """Their measures, with gain and regret from the first and the last of them."""
-    runs = simulate(fleet, requests, listed, tell)
-    return measures(fleet, requests, runs)
-
-
-def simulate(
-    fleet: Fleet, requests: Sequence[Request], listed: Sequence[Strategy], tell: Progress
-) -> list[Run]:
-    """One run of each strategy."""
-    runs = []
+    runs: list[tuple[Strategy, Simulator]] = []
     for strategy in listed:
         tell(f"simulating {strategy.name}")
         world = Simulator(fleet, strategy)
-        runs.append(Run(strategy, world.run(requests), world.ahead_bytes))
-    return runs
-
-
-def measures(fleet: Fleet, requests: Sequence[Request], runs: Sequence[Run]) -> list[Measures]:
-    """One row a run, with gain and regret from the first and the last of them."""
-    base_us, least_us = total_us(runs[0].jobs), total_us(runs[-1].jobs)
-    tenants, alone_us = tenants_of(requests), _alone_us(fleet, requests)
-    new = without_hit(requests)
-    new_us = _mean_us(runs[0].jobs, new)
-    each = fleet.profile.default_bytes_per_token
+        world.run(requests)
+        runs.append((strategy, world))
+    base_us, least_us = total_us(runs[0][1].done), total_us(runs[-1][1].done)
+    oracle_gain_us = base_us - least_us
+    # A part of next to nothing says nothing.
+    notable = oracle_gain_us > _NOTABLE * base_us
+    new = without_hit(requests, fleet.block_tokens)
+    new_us = _mean_us(runs[0][1].done, new)
     found = []
-    for strategy, jobs, ahead_bytes in runs:
-        plain = measured(
-            strategy.name,
-            jobs,
-            slo_us=fleet.slo_ttft_us,
-            bytes_per_token=each,
-            tenants=tenants,
-            alone_us=alone_us,
+    for strategy, world in runs:
+        plain = measured(strategy.name, world.done, fleet, world.moves.counts)
+        spent_us = total_us(world.done)
+        told = structs.replace(
+            plain,
+            gain_s=(base_us - spent_us) / 1e6,
+            regret=(spent_us - least_us) / oracle_gain_us if notable else None,
+            no_hit_slowdown=_mean_us(world.done, new) / new_us - 1 if new_us else None,
         )
-        spent_us = total_us(jobs)
-        oracle_gain_us = base_us - least_us
-        found.append(
-            structs.replace(
-                plain,
-                gain_s=(base_us - spent_us) / 1e6,
-                regret=(spent_us - least_us) / oracle_gain_us
-                if oracle_gain_us > LEAST_GAIN * base_us
-                else None,
-                no_hit_slowdown=_mean_us(jobs, new) / new_us - 1 if new_us else None,
-                ahead_tb=ahead_bytes / 1e12,
-            )
-        )
+        found.append(Result(told, world.done))
     return found
 
 
@@ -126,7 +129,7 @@ def recover(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[R
     oracle = Simulator(fleet, Oracle()).run(requests)
     always = Simulator(fleet, RecomputeAlways()).run(requests)
     found = []
-    for what, profile in wrong_profiles(fleet.profile):
+    for what, profile in _wrong(fleet.profile):
         listed: tuple[Planned, ...] = (Planned(profile), Calibrated(profile, "calibrated"))
         for strategy in listed:
             tell(f"simulating {what}, {'calibrated' if strategy is listed[1] else 'as it is'}")
@@ -137,35 +140,37 @@ def recover(fleet: Fleet, requests: Sequence[Request], tell: Progress) -> list[R
     return found
 
 
-def wrong_profiles(profile: Profile) -> list[tuple[str, Profile]]:
+def _wrong(profile: Profile) -> list[tuple[str, Profile]]:
     """The profile with its prefill, or its transfers, too slow or too quick."""
     found = []
     for word, factor in (("slow", WRONG), ("quick", 1 / WRONG)):
-        prefill = profile.prefill
-        told = structs.replace(
-            prefill,
-            schedule_us=prefill.schedule_us * factor,
-            per_token_us=prefill.per_token_us * factor,
-            per_pair_us=prefill.per_pair_us * factor,
-        )
-        found.append((f"prefill too {word}", structs.replace(profile, prefill=told)))
-        paths = tuple(
+        found += [
+            (f"prefill too {word}", wrong_profile(profile, prefill=factor)),
+            (f"transfers too {word}", wrong_profile(profile, transfers=factor)),
+        ]
+    return found
+
+
+def wrong_profile(profile: Profile, *, prefill: float = 1.0, transfers: float = 1.0) -> Profile:
+    """The profile with times so many times as long."""
+    computing = profile.prefill
+    return structs.replace(
+        profile,
+        prefill=structs.replace(
+            computing,
+            schedule_us=computing.schedule_us * prefill,
+            per_token_us=computing.per_token_us * prefill,
+            per_pair_us=computing.per_pair_us * prefill,
+        ),
+        paths=tuple(
             structs.replace(
-                path, latency_us=path.latency_us * factor, bytes_per_us=path.bytes_per_us / factor
+                path,
+                latency_us=path.latency_us * transfers,
+                bytes_per_us=path.bytes_per_us / transfers,
             )
             for path in profile.paths
-        )
-        found.append((f"transfers too {word}", structs.replace(profile, paths=paths)))
-    return found
-
-
-def _alone_us(fleet: Fleet, requests: Sequence[Request]) -> list[float]:
-    """By a request's number: its prefill with nothing else there, and nothing reused."""
-    prefill = fleet.profile.prefill
-    found = [1.0] * (max((one.number for one in requests), default=-1) + 1)
-    for one in requests:
-        found[one.number] = prefill.schedule_us + prefill.recompute_us(one.tokens, 0)
-    return found
+        ),
+    )
 
 
 def _total_after(jobs: Sequence[Job], number: int) -> float:

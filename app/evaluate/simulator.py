@@ -7,31 +7,18 @@ What is random was drawn for each request beforehand: it meets every strategy al
 
 import heapq
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import exp
-from typing import Final, NamedTuple, Protocol
+from functools import partial
+from typing import NamedTuple, Protocol
 
 from app.contract.enums import TierKind
 from app.evaluate.caches import Caches
 from app.evaluate.fleet import Fleet
+from app.evaluate.moves import Ahead, Moves
+from app.evaluate.requests import Request
 from app.planner.links import Link, Links
 from app.planner.profile import Profile
-
-_LOCAL: Final = TierKind.HOST_DRAM
-
-
-class Request(NamedTuple):
-    """One of the trace, at its simulated time; `blocks` are its whole ones. The factors are what
-    chance makes of true times."""
-
-    number: int
-    arrival_us: float
-    tokens: int
-    output_tokens: int
-    blocks: tuple[int, ...]
-    prefill_factor: float
-    transfer_factor: float
 
 
 class Choice(NamedTuple):
@@ -47,32 +34,26 @@ class Choice(NamedTuple):
 
 @dataclass(slots=True)
 class Job:
-    """One request on its way. `new_tokens` is what was expected to be computed."""
+    """One request on its way. `new_tokens` is what was expected to be computed; `at_hand_tokens`
+    the longest prefix that any engine had, in any tier, when it was placed."""
 
     request: Request
     choice: Choice
     ready_us: float
     new_tokens: int
+    at_hand_tokens: int
     moved_bytes: float = 0.0
     # How long the transfer took, and how many others ran when it began.
     transfer_us: float = 0.0
     sharing: int = 0
+    # The profile's path that it took: a tier, and whether to another node. None for none, and where
+    # the topology knows the link.
+    path: tuple[TierKind, bool] | None = None
     first_token_us: float = 0.0
     reused_tokens: int = 0
     # Of the prefill: how long it took, and how many tokens were decoding beside it.
     prefill_us: float = 0.0
     decoding_tokens: int = 0
-
-
-class Ahead(NamedTuple):
-    """State that is brought before anybody asks for it: blocks from a tier of one engine to the
-    device of another, useful until `until_us`; what is not there by then is given up.
-    """
-
-    source: tuple[int, TierKind]
-    engine: int
-    blocks: tuple[int, ...]
-    until_us: float
 
 
 @dataclass(slots=True)
@@ -95,12 +76,6 @@ class Engine:
         return len(self.waiting) + 1, tokens + round(self.serving.new_tokens * left)
 
 
-class Chance(Protocol):
-    """Where random numbers come from; seeded, so that a run can be repeated."""
-
-    def gauss(self, mu: float, sigma: float) -> float: ...
-
-
 class Strategy(Protocol):
     """Chooses for each request as it comes, from what the simulator shows."""
 
@@ -112,8 +87,11 @@ class Strategy(Protocol):
     def observe(self, job: Job, /) -> None:
         """What became of one, once its first token is there."""
 
-    def ahead(self, job: Job, world: "Simulator", /) -> Sequence[Ahead]:
-        """What to bring ahead of its use, now that one is answered whole."""
+    def answered(self, job: Job, world: "Simulator", /) -> float | None:
+        """When to ask `ahead` for what this request's next turn may need; None for never."""
+
+    def ahead(self, job: Job, world: "Simulator", /) -> Ahead | None:
+        """What to move before the next turn comes; None for nothing."""
 
 
 class Simulator:
@@ -125,27 +103,44 @@ class Simulator:
         self.engines = [Engine() for _ in range(fleet.engines)]
         block = fleet.block_tokens
         self.caches = Caches(
-            fleet.engines, fleet.device_tokens // block, fleet.host_tokens // block
+            fleet.engines,
+            fleet.device_tokens // block,
+            fleet.host_tokens // block,
+            engines_per_node=fleet.engines_per_node,
+            deeper=[(one.kind, one.tokens // block) for one in fleet.tiers],
         )
         self.now_us = 0.0
-        nodes = [node_of(engine) for engine in range(fleet.engines)]
-        self.links = Links(nodes, {(one, two): Link() for one in nodes for two in nodes})
-        self._strategy = strategy
-        self._events: list[tuple[float, int, int, Job | Ahead, int]] = []
-        self._order = 0
+        self._nodes = [fleet.node(engine) for engine in range(fleet.engines)]
+        nodes = fleet.nodes()
+        known = {(one, two): Link() for one in nodes for two in nodes}
+        for link in fleet.links:
+            known[link.origin, link.target] = Link(link.latency_us, link.bytes_per_us)
+        self.links = Links(nodes, known)
+        self.moves = Moves(self)
         self.done: list[Job] = []
-        # Of what was brought ahead: bytes, those that were late, and what waits to be used.
-        self.ahead_bytes = 0.0
-        self.ahead_late = 0
+        self._strategy = strategy
+        self._events: list[tuple[float, int, Callable[[], None]]] = []
+        self._order = 0
 
     def run(self, requests: Sequence[Request]) -> list[Job]:
         """Every request's end, in the order of the first tokens."""
         for request in requests:
             self._advance(request.arrival_us)
             self.now_us = request.arrival_us
-            self._dispatch(request, self._strategy.choose(request, self))
+            choice = self._strategy.choose(request, self)
+            self.moves.arrived(request, choice.engine)
+            self._dispatch(request, choice)
         self._advance(float("inf"))
         return self.done
+
+    def node(self, engine: int) -> str:
+        """The name of the node that it is on."""
+        return self._nodes[engine]
+
+    def at(self, time_us: float, happens: Callable[[], None]) -> None:
+        """Something is to happen then; at one time, what was said first."""
+        self._order += 1
+        heapq.heappush(self._events, (time_us, self._order, happens))
 
     # ---- what is true
 
@@ -153,12 +148,16 @@ class Simulator:
         """How long bringing so much takes from now on; infinite where there is no path."""
         assert choice.source is not None
         origin, tier = choice.source
-        path = self.profile.path(tier, remote=origin != choice.engine)
+        one, two = self._nodes[origin], self._nodes[choice.engine]
+        path, link = self.profile.path(tier, remote=one != two), self.links.get(one, two)
+        moved = moved_tokens * self.profile.default_bytes_per_token * (1 + link.in_flight)
+        took = 0.0
+        if link.bytes_per_us:
+            took = link.latency_us + moved / link.bytes_per_us
         if path is None:
-            return float("inf")
-        running = self.links.get(node_of(origin), node_of(choice.engine)).in_flight
-        moved = moved_tokens * self.profile.default_bytes_per_token
-        took = path.latency_us + moved * (1 + running) / path.bytes_per_us
+            took = took or float("inf")
+        elif not link.bytes_per_us or tier not in {TierKind.DEVICE, TierKind.HOST_DRAM}:
+            took = max(took, path.latency_us + moved / path.bytes_per_us)
         return took * request.transfer_factor + self.profile.restore_us
 
     def prefill_us(self, request: Request, engine: Engine, have_tokens: int) -> float:
@@ -178,18 +177,23 @@ class Simulator:
 
     def _dispatch(self, request: Request, choice: Choice) -> None:
         have = self.reach(request, choice.engine) if choice.reuse else 0
-        job = Job(request, choice, self.now_us, request.tokens - min(have, request.tokens - 1))
+        longest = max(self.caches.prefixes(request.blocks)[-1]) * self.fleet.block_tokens
+        new_tokens = request.tokens - min(have, request.tokens - 1)
+        job = Job(request, choice, self.now_us, new_tokens, longest)
         engine = self.engines[choice.engine]
         if choice.source is not None and choice.reach_tokens > have:
-            origin, _ = choice.source
+            one, two = self._nodes[choice.source[0]], self._nodes[choice.engine]
             moved = choice.reach_tokens - have
+            self.moves.give_way(one, two)
             job.new_tokens = request.tokens - min(choice.reach_tokens, request.tokens - 1)
             job.moved_bytes = moved * self.profile.default_bytes_per_token
             job.transfer_us = self.transfer_us(request, choice, moved)
-            job.sharing = self.links.get(node_of(origin), node_of(choice.engine)).in_flight
+            link = self.links.get(one, two)
+            job.sharing = link.in_flight
+            job.path = None if link.bytes_per_us else (choice.source[1], one != two)
             job.ready_us = self.now_us + job.transfer_us
-            self.links.begin(node_of(origin), node_of(choice.engine))
-            self._at(job.ready_us, _READY, job, choice.engine)
+            self.links.begin(one, two)
+            self.at(job.ready_us, partial(self._arrived, job, choice.source[0]))
         engine.waiting.append(job)
         self._start(choice.engine)
 
@@ -207,52 +211,23 @@ class Simulator:
         job.decoding_tokens = engine.decoding_tokens
         job.prefill_us = self.prefill_us(job.request, engine, have)
         engine.until_us = self.now_us + job.prefill_us
-        self._at(engine.until_us, _PREFILLED, job, place)
+        self.at(engine.until_us, partial(self._prefilled, job))
 
     def _advance(self, until_us: float) -> None:
         while self._events and self._events[0][0] <= until_us:
-            self.now_us, _, kind, job, place = heapq.heappop(self._events)
-            if isinstance(job, Ahead):
-                self._brought(job)
-                continue
-            if kind == _READY:
-                self._arrived(job, place)
-            elif kind == _PREFILLED:
-                self._prefilled(job, place)
-            else:
-                self.engines[place].decoding_tokens -= job.request.tokens
-                for ahead in self._strategy.ahead(job, self):
-                    self._bring(ahead)
-            self._start(place)
+            self.now_us, _, happens = heapq.heappop(self._events)
+            happens()
 
-    def _bring(self, ahead: Ahead) -> None:
-        """On the same links as everything else, and given up where it would be late."""
-        origin, tier = ahead.source
-        path = self.profile.path(tier, remote=origin != ahead.engine)
-        if path is None or not ahead.blocks:
-            return
-        link = self.links.get(node_of(origin), node_of(ahead.engine))
-        moved = len(ahead.blocks) * self.fleet.block_tokens * self.profile.default_bytes_per_token
-        took_us = path.latency_us + moved * (1 + link.in_flight) / path.bytes_per_us
-        if self.now_us + took_us > ahead.until_us:
-            self.ahead_late += 1
-            return
-        self.ahead_bytes += moved
-        self.links.begin(node_of(origin), node_of(ahead.engine))
-        self._at(self.now_us + took_us, _BROUGHT, ahead, ahead.engine)
-
-    def _brought(self, ahead: Ahead) -> None:
-        self.links.begin(node_of(ahead.source[0]), node_of(ahead.engine), -1)
-        self.caches.add(ahead.engine, ahead.blocks)
-
-    def _arrived(self, job: Job, place: int) -> None:
-        assert job.choice.source is not None
-        self.links.begin(node_of(job.choice.source[0]), node_of(place), -1)
+    def _arrived(self, job: Job, origin: int) -> None:
+        place = job.choice.engine
+        self.links.begin(self._nodes[origin], self._nodes[place], -1)
         blocks = job.request.blocks[: job.choice.reach_tokens // self.fleet.block_tokens]
         self.caches.add(place, blocks)
+        self._start(place)
 
-    def _prefilled(self, job: Job, place: int) -> None:
-        engine, request = self.engines[place], job.request
+    def _prefilled(self, job: Job) -> None:
+        place, request = job.choice.engine, job.request
+        engine = self.engines[place]
         job.first_token_us = self.now_us
         self.done.append(job)
         self._strategy.observe(job)
@@ -261,42 +236,17 @@ class Simulator:
         if job.choice.reuse:
             self.caches.add(place, request.blocks)
         ends_us = self.now_us + request.output_tokens * self.fleet.decode_us_per_token
-        self._at(ends_us, _DECODED, job, place)
+        self.at(ends_us, partial(self._decoded, job))
+        self._start(place)
 
-    def _at(self, time_us: float, kind: int, job: Job | Ahead, place: int) -> None:
-        self._order += 1
-        heapq.heappush(self._events, (time_us, self._order, kind, job, place))
+    def _decoded(self, job: Job) -> None:
+        self.engines[job.choice.engine].decoding_tokens -= job.request.tokens
+        again_us = self._strategy.answered(job, self)
+        if again_us is not None:
+            self.at(max(again_us, self.now_us), partial(self._look_ahead, job))
+        self._start(job.choice.engine)
 
-
-_READY, _PREFILLED, _DECODED, _BROUGHT = range(4)
-
-
-def node_of(engine: int) -> str:
-    return f"node-{engine:02}"
-
-
-def draw(
-    fleet: Fleet,
-    trace: Sequence[tuple[float, int, int, Sequence[int]]],
-    chance: Chance,
-) -> list[Request]:
-    """The requests of a trace (ms, input, output, ids), with arrivals scaled to the utilisation."""
-    prefill = fleet.profile.prefill
-    work_us = sum(
-        prefill.schedule_us + prefill.recompute_us(tokens, 0) for _, tokens, _, _ in trace
-    )
-    span_us = max((trace[-1][0] - trace[0][0]) * 1e3, 1.0)
-    scale = work_us / (fleet.engines * fleet.utilisation * span_us)
-    return [
-        Request(
-            number,
-            (at_ms - trace[0][0]) * 1e3 * scale,
-            tokens,
-            output,
-            tuple(ids[: tokens // fleet.block_tokens]),
-            exp(chance.gauss(0, fleet.prefill_noise)),
-            exp(chance.gauss(0, fleet.transfer_noise)),
-        )
-        for number, (at_ms, tokens, output, ids) in enumerate(trace)
-        if tokens > 0
-    ]
+    def _look_ahead(self, job: Job) -> None:
+        wanted = self._strategy.ahead(job, self)
+        if wanted is not None:
+            self.moves.begin(job.request, wanted)

@@ -1,30 +1,39 @@
 """The strategies that are compared: what others publish, ours, and one that knows the truth."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from app.contract.enums import TierKind
-from app.evaluate.simulator import Ahead, Choice, Job, Request, Simulator, node_of
+from app.evaluate.moves import Ahead
+from app.evaluate.requests import Request
+from app.evaluate.simulator import Choice, Engine, Job, Simulator
 from app.planner.calibrate import NEW, Estimator, Part, calibrated, observed
 from app.planner.choose import Alternative, Plan, plan
 from app.planner.profile import Profile
 from app.planner.question import CostBounds, Question, Source, Target
 
-_DEVICE, _HOST = TierKind.DEVICE, TierKind.HOST_DRAM
+# llm-d publishes weights for a device and for memory. Nobody publishes any for what is below:
+# half of what the tier above has.
+_TIER_WEIGHTS: Final = (1.0, 0.8, 0.4, 0.2, 0.1)
+# Dynamo's, for all that is below memory.
+_DISK_WEIGHT: Final = 0.25
 
 
-class _Blind:
-    """Learns nothing."""
+class Blind:
+    """Learns nothing, and moves nothing ahead."""
 
     def observe(self, _job: Job) -> None:
         """What became of a request changes nothing."""
 
-    def ahead(self, _job: Job, _world: Simulator) -> Sequence[Ahead]:
-        """Nothing is brought before it is asked for."""
-        return ()
+    def answered(self, _job: Job, _world: Simulator) -> float | None:
+        """It never looks ahead."""
+        return None
+
+    def ahead(self, _job: Job, _world: Simulator) -> Ahead | None:
+        """It moves nothing."""
+        return None
 
 
-class RecomputeAlways(_Blind):
+class RecomputeAlways(Blind):
     """The shortest queue, and nothing is reused."""
 
     name = "recompute always"
@@ -33,7 +42,7 @@ class RecomputeAlways(_Blind):
         return Choice(_least_queued(world), reuse=False)
 
 
-class EngineLocal(_Blind):
+class EngineLocal(Blind):
     """The shortest queue; an engine reuses what its own device has."""
 
     name = "engine-local prefix cache"
@@ -42,23 +51,20 @@ class EngineLocal(_Blind):
         return Choice(_least_queued(world))
 
 
-class HitDriven(_Blind):
+class HitDriven(Blind):
     """The shortest queue; the longest hit of the fleet is always brought there."""
 
     name = "hit-driven"
 
     def choose(self, request: Request, world: Simulator) -> Choice:
         target = _least_queued(world)
-        device, anywhere = world.caches.prefixes(request.blocks)
+        held = world.caches.prefixes(request.blocks)
+        anywhere = held[-1]
         longest = max(range(len(anywhere)), key=lambda engine: (anywhere[engine], engine == target))
-        tier = _DEVICE if device[longest] == anywhere[longest] else _HOST
-        reach = anywhere[longest] * world.fleet.block_tokens
-        if longest == target and tier is _DEVICE:
-            return Choice(target)
-        return Choice(target, (longest, tier), reach)
+        return _fetching(world, target, longest, held)
 
 
-class BlockWeights(_Blind):
+class BlockWeights(Blind):
     """Dynamo's published cost: prefill blocks left after credit for overlap, and decode blocks. The
     lowest is taken; what its node's memory has beyond the device is loaded.
     """
@@ -70,18 +76,19 @@ class BlockWeights(_Blind):
 
     def choose(self, request: Request, world: Simulator) -> Choice:
         block = world.fleet.block_tokens
-        device, anywhere = world.caches.prefixes(request.blocks)
+        held = world.caches.prefixes(request.blocks)
+        weights = (1.0, self._host, *[_DISK_WEIGHT] * (len(held) - 2))
         costs = []
         for place, engine in enumerate(world.engines):
             _, queued = engine.queued(world.now_us)
-            credit = device[place] + self._host * (anywhere[place] - device[place])
+            credit = _weighed(held, place, weights)
             prefill = max(0.0, (queued + request.tokens) / block - credit)
             costs.append((self._scale * prefill + engine.decoding_tokens / block, place))
         place = min(costs)[1]
-        return _with_host(world, place, device[place], anywhere[place])
+        return _fetching(world, place, place, held)
 
 
-class TierWeights(_Blind):
+class TierWeights(Blind):
     """llm-d's score: of each leading block its best tier's weight (device 1, memory 0.8), as a part
     of all blocks; less the queue as a part of the longest, by a weight. The highest is taken.
     """
@@ -91,23 +98,23 @@ class TierWeights(_Blind):
         self._load = load_weight
 
     def choose(self, request: Request, world: Simulator) -> Choice:
-        device, anywhere = world.caches.prefixes(request.blocks)
+        held = world.caches.prefixes(request.blocks)
         queues = [engine.queued(world.now_us)[0] for engine in world.engines]
         longest = max(queues) or 1
         blocks = max(len(request.blocks), 1)
         scores = [
             (
-                (device[place] + 0.8 * (anywhere[place] - device[place])) / blocks
+                _weighed(held, place, _TIER_WEIGHTS) / blocks
                 - self._load * queues[place] / longest,
                 -place,
             )
             for place in range(len(queues))
         ]
         place = -max(scores)[1]
-        return _with_host(world, place, device[place], anywhere[place])
+        return _fetching(world, place, place, held)
 
 
-class Planned(_Blind):
+class Planned(Blind):
     """NexusKV's planner, unmodified, on a profile that may be wrong."""
 
     def __init__(self, profile: Profile, bounds: CostBounds | None = None, name: str = "") -> None:
@@ -116,50 +123,47 @@ class Planned(_Blind):
         self.bounds = bounds or CostBounds()
 
     def choose(self, request: Request, world: Simulator) -> Choice:
-        return choice_of(self._plan(request, world).chosen)
+        question = self.question(request.tokens, request.blocks, world)
+        return chosen(self.plan(question).chosen)
 
-    def question(self, request: Request, world: Simulator) -> Question:
-        """What the planner is asked of a request."""
-        block = world.fleet.block_tokens
-        device, anywhere = world.caches.prefixes(request.blocks)
+    def plan(self, question: Question) -> Plan:
+        """What the planner says."""
+        return plan(question)
+
+    def question(self, tokens: int, blocks: tuple[int, ...], world: Simulator) -> Question:
+        """What a router knows at this moment, about a prompt that begins with these blocks."""
+        block, held = world.fleet.block_tokens, world.caches.prefixes(blocks)
         return Question(
-            request.tokens,
+            tokens,
             tuple(
-                self._target(world, place, tokens * block) for place, tokens in enumerate(device)
+                self.target(world, place, prefix * block) for place, prefix in enumerate(held[0])
             ),
-            tuple(self._sources(device, anywhere, block)),
+            tuple(self._sources(held, world)),
             world.links,
             bounds=self.bounds,
         )
 
-    def _plan(self, request: Request, world: Simulator) -> Plan:
-        return plan(self.question(request, world))
-
-    def _target(self, world: Simulator, place: int, local_tokens: int) -> Target:
+    def target(self, world: Simulator, place: int, local_tokens: int) -> Target:
+        """One engine as it is now."""
         engine = world.engines[place]
         depth, queued = engine.queued(world.now_us)
         return Target(
             f"{place:02}",
             1,
-            node_of(place),
+            world.node(place),
             self.profile,
             local_tokens=local_tokens,
             queue_depth=depth,
             queued_prefill_tokens=queued,
             running_decode_tokens=engine.decoding_tokens,
-            # What else is on the device makes way.
-            free_tokens=max(0, world.fleet.device_tokens - local_tokens),
         )
 
-    def _sources(
-        self, device: Sequence[int], anywhere: Sequence[int], block: int
-    ) -> Iterable[Source]:
-        each = self.profile.default_bytes_per_token
-        for place, (near, far) in enumerate(zip(device, anywhere, strict=True)):
-            if near:
-                yield Source(f"{place:02}", node_of(place), _DEVICE, near * block, each)
-            if far > near:
-                yield Source(f"{place:02}", node_of(place), _HOST, far * block, each)
+    def _sources(self, held: Sequence[Sequence[int]], world: Simulator) -> Iterable[Source]:
+        each, block = self.profile.default_bytes_per_token, world.fleet.block_tokens
+        for place in range(len(held[0])):
+            for level, reach in _steps(held, place):
+                tier = world.caches.tiers[level]
+                yield Source(f"{place:02}", world.node(place), tier, reach * block, each)
 
 
 class Calibrated(Planned):
@@ -176,27 +180,26 @@ class Calibrated(Planned):
         self._explores = explores
 
     def choose(self, request: Request, world: Simulator) -> Choice:
-        found = self._plan(request, world)
+        found = self.plan(self.question(request.tokens, request.blocks, world))
         if request.number % self._explores == 0:
             others = [one for one in found.alternatives if one.source is not None]
             if found.chosen.source is None and others:
-                return choice_of(others[0])
-        return choice_of(found.chosen)
+                return chosen(others[0])
+        return chosen(found.chosen)
 
     def observe(self, job: Job) -> None:
-        """Its prefill and its transfer, against what the profile as it was given says."""
+        """Its prefill and its transfer, against what the profile as it was given says. A link that
+        the topology knows is not learnt: planning takes its figures, not the profile's.
+        """
         base, request = self._base, job.request
         have = job.reused_tokens
         slowdown = 1 + base.decode_slowdown * job.decoding_tokens
         computed = base.prefill.recompute_us(request.tokens - have, have) * slowdown
         self._learn(None, base.prefill.schedule_us + computed, job.prefill_us)
-        if job.choice.source is not None and job.transfer_us:
-            origin, tier = job.choice.source
-            remote = origin != job.choice.engine
-            path = base.path(tier, remote=remote)
-            if path is not None:
-                moving = job.moved_bytes * (1 + job.sharing) / path.bytes_per_us
-                self._learn((tier, remote), path.latency_us + moving, job.transfer_us)
+        path = base.path(job.path[0], remote=job.path[1]) if job.path is not None else None
+        if path is not None:
+            moving = job.moved_bytes * (1 + job.sharing) / path.bytes_per_us
+            self._learn(job.path, path.latency_us + moving, job.transfer_us)
         self.profile = calibrated(base, self._known)
 
     def _learn(self, part: Part, predicted_us: float, observed_us: float) -> None:
@@ -204,7 +207,7 @@ class Calibrated(Planned):
         self._known[part] = observed(before, predicted_us, observed_us).estimator
 
 
-class Oracle(_Blind):
+class Oracle(Blind):
     """Makes the same choice with true costs and true queues: the end of its own prefill is the
     soonest. It does not know what comes later.
     """
@@ -212,45 +215,53 @@ class Oracle(_Blind):
     name = "oracle"
 
     def choose(self, request: Request, world: Simulator) -> Choice:
+        waits = [_true_wait_us(world, engine) for engine in world.engines]
         return min(
             (
-                (self._first_token_us(request, world, choice), number, choice)
-                for number, choice in enumerate(self._choices(request, world))
+                (_true_us(request, world, choice, waits[choice.engine]), number, choice)
+                for number, choice in enumerate(_choices(request, world))
             ),
             key=lambda one: one[:2],
         )[2]
 
-    def _choices(self, request: Request, world: Simulator) -> Iterable[Choice]:
-        device, anywhere = world.caches.prefixes(request.blocks)
-        block = world.fleet.block_tokens
-        for target in range(len(device)):
-            yield Choice(target)
-            for origin, (near, far) in enumerate(zip(device, anywhere, strict=True)):
-                for tier, reach in ((_DEVICE, near), (_HOST, far)):
-                    if reach > device[target] and (tier is _DEVICE) == (reach == near):
-                        yield Choice(target, (origin, tier), reach * block)
 
-    def _first_token_us(self, request: Request, world: Simulator, choice: Choice) -> float:
-        engine = world.engines[choice.engine]
-        wait = max(0.0, engine.until_us - world.now_us) if engine.serving else 0.0
-        for job in engine.waiting:
-            have = job.request.tokens - job.new_tokens
-            wait += world.prefill_us(job.request, engine, have)
-        have = world.reach(request, choice.engine)
-        if choice.source is not None:
-            moved = choice.reach_tokens - have
-            wait = max(wait, world.transfer_us(request, choice, moved))
-            have = choice.reach_tokens
-        return wait + world.prefill_us(request, engine, have)
+def _choices(request: Request, world: Simulator) -> Iterable[Choice]:
+    held = world.caches.prefixes(request.blocks)
+    block = world.fleet.block_tokens
+    steps = [(origin, *step) for origin in range(len(held[0])) for step in _steps(held, origin)]
+    for target, local in enumerate(held[0]):
+        yield Choice(target)
+        for origin, level, reach in steps:
+            if reach > local:
+                yield Choice(target, (origin, world.caches.tiers[level]), reach * block)
 
 
-def choice_of(found: Alternative) -> Choice:
-    """What the simulator does of an alternative."""
+def _true_wait_us(world: Simulator, engine: Engine) -> float:
+    wait = max(0.0, engine.until_us - world.now_us) if engine.serving else 0.0
+    for job in engine.waiting:
+        wait += world.prefill_us(job.request, engine, job.request.tokens - job.new_tokens)
+    return wait
+
+
+def _true_us(request: Request, world: Simulator, choice: Choice, wait_us: float) -> float:
+    have = world.reach(request, choice.engine)
+    if choice.source is not None:
+        wait_us = max(wait_us, world.transfer_us(request, choice, choice.reach_tokens - have))
+        have = choice.reach_tokens
+    return wait_us + world.prefill_us(request, world.engines[choice.engine], have)
+
+
+def chosen(found: Alternative) -> Choice:
+    """The planner's alternative, as the simulator takes it."""
     told = Choice(int(found.target.engine_id), predicted_us=found.priced.total_us)
     if found.source is None:
         return told
-    origin = int(found.source.entry_id)
-    return told._replace(source=(origin, found.source.tier), reach_tokens=found.source.tokens)
+    origin, reach_tokens, free_tokens = (
+        int(found.source.entry_id), found.source.tokens, found.target.free_tokens,
+    )  # fmt: skip
+    if free_tokens is not None:
+        reach_tokens = min(reach_tokens, found.target.local_tokens + free_tokens)
+    return told._replace(source=(origin, found.source.tier), reach_tokens=reach_tokens)
 
 
 def _least_queued(world: Simulator) -> int:
@@ -260,10 +271,31 @@ def _least_queued(world: Simulator) -> int:
     )
 
 
-def _with_host(world: Simulator, place: int, device: int, anywhere: int) -> Choice:
-    if anywhere <= device:
-        return Choice(place)
-    return Choice(place, (place, _HOST), anywhere * world.fleet.block_tokens)
+def _steps(held: Sequence[Sequence[int]], place: int) -> Iterator[tuple[int, int]]:
+    """Each tier that makes an engine's prefix longer than the ones above it, and how long."""
+    reach = 0
+    for level, found in enumerate(held):
+        if found[place] > reach:
+            reach = found[place]
+            yield level, reach
+
+
+def _weighed(held: Sequence[Sequence[int]], place: int, weights: Sequence[float]) -> float:
+    """The blocks of an engine's prefix, each by the weight of the first tier that has it."""
+    total, before = 0.0, 0
+    for weight, found in zip(weights, held, strict=False):
+        total += weight * (found[place] - before)
+        before = found[place]
+    return total
+
+
+def _fetching(world: Simulator, target: int, origin: int, held: Sequence[Sequence[int]]) -> Choice:
+    """There, with the longest prefix that the origin has in any tier."""
+    steps = list(_steps(held, origin))
+    if not steps or (origin == target and steps[-1][0] == 0):
+        return Choice(target)
+    level, reach = steps[-1]
+    return Choice(target, (origin, world.caches.tiers[level]), reach * world.fleet.block_tokens)
 
 
 BLOCK_WEIGHTS: Final = tuple(

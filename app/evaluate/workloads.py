@@ -1,172 +1,191 @@
-"""Made-up workloads, as traces: what prompts have in common, how long they are, when they come.
+"""Requests that are made up: kinds of prompts, how much of them others share, and how they arrive.
 
-A request is (arrival in ms, input tokens, output tokens, ids of its blocks), as in a trace; equal
-ids are equal blocks behind equal ones.
+Ids are as in a trace: equal ones mean equal blocks behind equal prefixes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
-from enum import StrEnum
-from itertools import count
-from typing import Final, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Sequence
+from itertools import accumulate
+from math import log
+from typing import Final, NamedTuple
 
-Listed = tuple[float, int, int, tuple[int, ...]]
-_OUTPUT_TOKENS: Final = 200
+from app.contract.enums import Word
+from app.evaluate.requests import Chance, TraceLine
+
+_PROMPTS: Final = 8
+_CHATS: Final = 24
+_MOST_TURNS: Final = 12
+_DOCUMENTS: Final = 40
+_DOCUMENTS_EACH: Final = 3
+_TASKS: Final = 6
 _BURST: Final = 16
-_MEAN_GAP_MS: Final = 1_000.0
+_OUTPUT_TOKENS: Final = (64, 512)
 
 
-_T = TypeVar("_T")
+class Kind(Word):
+    """What prompts have in common."""
+
+    # A system prompt of a few, and a question of one's own.
+    SHARED_PROMPT = "shared prompt"
+    # Each turn holds the one before it.
+    MULTI_TURN = "multi-turn"
+    # Some documents of a corpus, popular ones more often, in any order, and a question.
+    RAG = "RAG"
+    # A task's trunk, a branch of it, and what an agent adds there.
+    AGENTS = "branching agents"
+    # Nothing.
+    CONTROL = "no reuse"
 
 
-class Chance(Protocol):
-    """Where random numbers come from; seeded, so that a workload can be repeated."""
-
-    def gauss(self, mu: float, sigma: float) -> float: ...
-    def randrange(self, start: int, stop: int | None = None) -> int: ...
-    def expovariate(self, lambd: float) -> float: ...
-    def choice(self, seq: Sequence[_T]) -> _T: ...
-    def choices(self, population: Sequence[_T], weights: Sequence[float]) -> list[_T]: ...
-
-
-class Kind(StrEnum):
-    """What prompts of a workload have in common."""
-
-    SHARED_PROMPT = "shared prompt"  # one of four system prompts, then a question of its own
-    MULTI_TURN = "multi-turn"  # conversations, each turn behind all earlier ones
-    RAG = "rag"  # a head, documents of a pool by popularity, a question
-    BRANCHING = "branching agents"  # eight ways on from one context each
-    NO_REUSE = "no reuse"  # nothing
-
-
-class Arrivals(StrEnum):
-    """When requests come; their mean rate follows from the fleet's utilisation."""
+class Arrivals(Word):
+    """How requests come."""
 
     POISSON = "poisson"
-    BURST = "burst"  # sixteen at a time
-    TRACE = "trace"  # with the gaps of the given trace
+    # Sixteen at once.
+    BURST = "burst"
+    # With the gaps of the trace.
+    TRACE = "trace"
 
 
 class Workload(NamedTuple):
-    """One cell of the matrix. `reuse` is about which part of a prompt was there before."""
+    """`reuse` is the part of a prompt that others have, as far as the kind lets it be chosen."""
 
     kind: Kind
     context_tokens: int
     reuse: float
     arrivals: Arrivals
 
-    @property
-    def name(self) -> str:
-        tokens = self.context_tokens
-        size = f"{tokens // 1_000_000}M" if tokens >= 1_000_000 else f"{tokens // 1_000}K"
-        return f"{self.kind}, {size}, {self.reuse:.0%} reuse, {self.arrivals} arrivals"
+
+class _Ids:
+    """One for each content behind a prefix."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[int, tuple[object, ...]], int] = {}
+
+    def of(self, segments: Sequence[tuple[object, int]]) -> tuple[int, ...]:
+        """Of a prompt made of segments: what one is of, and its blocks."""
+        found, before = [], -1
+        for content, blocks in segments:
+            for place in range(blocks):
+                key = (before, (content, place))
+                before = self._known.setdefault(key, len(self._known))
+                found.append(before)
+        return tuple(found)
 
 
-def made(
+Segments = list[tuple[object, int]]
+
+
+def make(
     workload: Workload,
-    *,
-    requests: int,
+    count: int,
     block_tokens: int,
     chance: Chance,
     gaps_ms: Sequence[float] = (),
-) -> list[Listed]:
-    """So many requests; `gaps_ms` of a trace are used in turn. The same chance, the same list."""
-    prompts = _PROMPTS[workload.kind](workload, block_tokens, chance)
-    times = _times(workload.arrivals, chance, gaps_ms)
-    listed = []
-    for at_ms, ids in zip((next(times) for _ in range(requests)), prompts, strict=False):
-        # Not all of the last block: the end of a prompt is its own.
-        tokens = len(ids) * block_tokens + chance.randrange(1, block_tokens)
-        listed.append((at_ms, tokens, _OUTPUT_TOKENS, ids))
-    return listed
+) -> list[TraceLine]:
+    """So many requests. `gaps_ms` are those of a trace, for arrivals that have them. Prompts are a
+    fifth longer or shorter than the context, in whole blocks."""
+    ids, prompts = _Ids(), _PROMPTS_OF[workload.kind](workload, block_tokens, chance)
+    lines: list[TraceLine] = []
+    for at_ms in accumulate(_gaps_ms(workload.arrivals, count, chance, gaps_ms)):
+        found = ids.of(prompts())
+        output = _OUTPUT_TOKENS[0] + int(chance.random() * (_OUTPUT_TOKENS[1] - _OUTPUT_TOKENS[0]))
+        lines.append((at_ms, len(found) * block_tokens, output, found))
+    return lines
 
 
-def _times(arrivals: Arrivals, chance: Chance, gaps_ms: Sequence[float]) -> Iterator[float]:
-    at_ms = 0.0
-    for number in count():
-        yield at_ms
-        if arrivals is Arrivals.TRACE and gaps_ms:
-            at_ms += gaps_ms[number % len(gaps_ms)]
-        elif arrivals is not Arrivals.BURST:
-            at_ms += chance.expovariate(1 / _MEAN_GAP_MS)
-        elif (number + 1) % _BURST == 0:
-            at_ms += chance.expovariate(1 / (_BURST * _MEAN_GAP_MS))
+def _gaps_ms(
+    arrivals: Arrivals, count: int, chance: Chance, gaps_ms: Sequence[float]
+) -> list[float]:
+    """In any unit: they are scaled to the load afterwards."""
+    if arrivals is Arrivals.TRACE and gaps_ms:
+        return [gaps_ms[place % len(gaps_ms)] for place in range(count)]
+    every = _BURST if arrivals is Arrivals.BURST else 1
+    return [
+        -log(1 - chance.random()) * every if place % every == 0 else 0.0 for place in range(count)
+    ]
 
 
-def _blocks(workload: Workload, block_tokens: int) -> tuple[int, int]:
-    """Of a prompt: all of its blocks, and those that are to be reused."""
-    blocks = max(1, workload.context_tokens // block_tokens)
-    return blocks, min(blocks, round(blocks * workload.reuse))
+def _blocks(workload: Workload, block_tokens: int, chance: Chance) -> int:
+    tokens = workload.context_tokens * (0.8 + 0.4 * chance.random())
+    return max(2, round(tokens / block_tokens))
 
 
-def _shared(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
-    blocks, common = _blocks(workload, block_tokens)
-    fresh = count()
-    prompts = [[next(fresh) for _ in range(common)] for _ in range(4)]
-    while True:
-        head = chance.choice(prompts)
-        yield (*head, *(next(fresh) for _ in range(blocks - common)))
+def _pick(count: int, chance: Chance) -> int:
+    """The first of them more often: half of the time from the first quarter."""
+    return min(int(count * chance.random() ** 2), count - 1)
 
 
-def _turns(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
-    """Ten conversations at a time, each turn as much longer as is not to be reused; one that is
-    much longer than it should be is followed by a new one.
-    """
-    blocks, common = _blocks(workload, block_tokens)
-    fresh, step = count(), max(1, blocks - common)
-    talks: list[list[int]] = [[] for _ in range(10)]
-    while True:
-        place = chance.randrange(len(talks))
-        if not talks[place] or len(talks[place]) + step > 1.6 * blocks:
-            talks[place] = [next(fresh) for _ in range(max(0, common - 5 * step))]
-        talks[place] = [*talks[place], *(next(fresh) for _ in range(step))]
-        yield tuple(talks[place])
+def _shared_prompts(
+    workload: Workload, block_tokens: int, chance: Chance
+) -> Callable[[], Segments]:
+    number = iter(range(2**31))
+
+    def prompt() -> Segments:
+        blocks = _blocks(workload, block_tokens, chance)
+        shared = round(blocks * workload.reuse)
+        of = _pick(_PROMPTS, chance)
+        return [(("system", of), shared), (("own", next(number)), blocks - shared)]
+
+    return prompt
 
 
-def _documents(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
-    blocks, common = _blocks(workload, block_tokens)
-    fresh = count()
-    each = max(1, blocks // 8)
-    pool = [[next(fresh) for _ in range(each)] for _ in range(50)]
-    weights = [1 / (rank + 1) for rank in range(len(pool))]
-    # A block stands for all before it, too: behind another document it is another one.
-    known: dict[tuple[int, ...], int] = {}
-    while True:
-        ids: list[int] = []
-        while len(ids) < common:
-            for block in chance.choices(pool, weights)[0]:
-                key = (ids[-1] if ids else -1, block)
-                ids.append(known.setdefault(key, 1_000_000_000 + len(known)))
-        ids = ids[:common]
-        yield (*ids, *(next(fresh) for _ in range(blocks - len(ids))))
+def _turns(workload: Workload, block_tokens: int, chance: Chance) -> Callable[[], Segments]:
+    """So many turns that on average the part is reused: (turns - 1) / (turns + 1)."""
+    turns = min(_MOST_TURNS, round((1 + workload.reuse) / max(1 - workload.reuse, 0.01)))
+    chats: list[Segments] = [[] for _ in range(_CHATS)]
+    number = iter(range(2**31))
+
+    def prompt() -> Segments:
+        of = int(chance.random() * _CHATS)
+        if len(chats[of]) >= turns:
+            chats[of] = []
+        added = max(1, _blocks(workload, block_tokens, chance) // turns)
+        chats[of] = [*chats[of], (("turn", next(number)), added)]
+        return chats[of]
+
+    return prompt
 
 
-def _branches(workload: Workload, block_tokens: int, chance: Chance) -> Iterator[tuple[int, ...]]:
-    """Four contexts at a time."""
-    blocks, common = _blocks(workload, block_tokens)
-    fresh = count()
-    roots: list[tuple[list[int], int]] = []
-    while True:
-        while len(roots) < 4:
-            roots.append(([next(fresh) for _ in range(common)], 8))
-        place = chance.randrange(len(roots))
-        root, left = roots[place]
-        yield (*root, *(next(fresh) for _ in range(blocks - common)))
-        roots[place] = root, left - 1
-        if left == 1:
-            del roots[place]
+def _retrieved(workload: Workload, block_tokens: int, chance: Chance) -> Callable[[], Segments]:
+    number = iter(range(2**31))
+    each = round(workload.context_tokens * workload.reuse / block_tokens / _DOCUMENTS_EACH)
+
+    def prompt() -> Segments:
+        blocks = _blocks(workload, block_tokens, chance)
+        documents = dict.fromkeys(_pick(_DOCUMENTS, chance) for _ in range(_DOCUMENTS_EACH))
+        own = max(1, blocks - each * len(documents))
+        return [*[(("document", one), each) for one in documents], (("own", next(number)), own)]
+
+    return prompt
 
 
-def _nothing(workload: Workload, block_tokens: int, _: Chance) -> Iterator[tuple[int, ...]]:
-    blocks, _common = _blocks(workload, block_tokens)
-    fresh = count()
-    while True:
-        yield tuple(next(fresh) for _ in range(blocks))
+def _branches(workload: Workload, block_tokens: int, chance: Chance) -> Callable[[], Segments]:
+    """A trunk of half of what is shared, one of four branches with the other half."""
+    number = iter(range(2**31))
+
+    def prompt() -> Segments:
+        blocks = _blocks(workload, block_tokens, chance)
+        half = round(workload.context_tokens * workload.reuse / block_tokens / 2)
+        task, branch = int(chance.random() * _TASKS), _pick(4, chance)
+        own = max(1, blocks - 2 * half)
+        return [
+            (("trunk", task), half),
+            (("branch", task, branch), half),
+            (("own", next(number)), own),
+        ]
+
+    return prompt
 
 
-_PROMPTS: Final[dict[Kind, Callable[[Workload, int, Chance], Iterator[tuple[int, ...]]]]] = {
-    Kind.SHARED_PROMPT: _shared,
+def _alone(workload: Workload, block_tokens: int, chance: Chance) -> Callable[[], Segments]:
+    number = iter(range(2**31))
+    return lambda: [(("own", next(number)), _blocks(workload, block_tokens, chance))]
+
+
+_PROMPTS_OF: Final = {
+    Kind.SHARED_PROMPT: _shared_prompts,
     Kind.MULTI_TURN: _turns,
-    Kind.RAG: _documents,
-    Kind.BRANCHING: _branches,
-    Kind.NO_REUSE: _nothing,
+    Kind.RAG: _retrieved,
+    Kind.AGENTS: _branches,
+    Kind.CONTROL: _alone,
 }
