@@ -31,6 +31,7 @@ from app.history_metrics import (
     history_families,
     recording_families,
 )
+from app.plan_metrics import Prefetches, Reserved, plan_families
 from app.port_metrics import IndexPort, port_families
 from app.scraped_metrics import (
     EngineCounts,
@@ -154,6 +155,10 @@ class Metrics:
     def watch_calibration(self, counts: CalibrationCounts) -> None:
         """Read how far predictions are from what is observed at each scrape."""
         self.registry.register(Scraped(lambda: calibration_families(counts)))
+
+    def watch_plans(self, reserved: Reserved, prefetches: Prefetches) -> None:
+        """Read what plans have reserved, and which prefetches run, at each scrape."""
+        self.registry.register(Scraped(lambda: plan_families(reserved, prefetches)))
 
     def watch_policy(self, status: Callable[[], PolicyGauges], counts: PolicyCounts) -> None:
         """Read which policy is in force, and how sure that is, at each scrape."""

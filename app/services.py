@@ -132,6 +132,7 @@ class Services:
         self.metrics.watch_history(self.history)
         self.metrics.watch_policy(self._policy_gauges, self.policies)
         self.metrics.watch_pipeline(self.tally)
+        self.metrics.watch_plans(self.planning.reservations, self.prefetching.budgets)
         self.metrics.watch_sink_reports(self.sink_reports.results)
         self.probe = ReadinessProbe(self._facts(), clock, self.metrics)
 
