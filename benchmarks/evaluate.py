@@ -23,6 +23,7 @@ from app.evaluate.requests import draw
 from app.evaluate.run import strategies
 from app.evaluate.simulator import Simulator
 from app.evaluate.tables import winners
+from app.evaluate.variants import variants
 from app.evaluate.workloads import Kind
 from app.policy.text import parse_document
 from benchmarks.report import OUT, ROOT, Bar, Report
@@ -63,7 +64,10 @@ def main() -> int:
     report.rows.append(found.config | {"cpu_s": all_cpu_s})
     report.rows += [row(one) | {"cpu_s_per_hour": cpu[one.strategy]} for one in found.measures]
     report.rows += [one._asdict() for one in found.recovered]
-    report.rows += [row(one) | {"ablation": True} for one in found.ablated]
+    report.rows += [
+        row(one) | {"ablation": True, "cpu_s_per_hour": cpu.get(one.strategy)}
+        for one in found.ablated
+    ]
     report.rows += [_cell(one) for one in found.matrix]
     report.rows.append({"others_win": winners(found.measures).split("\n")})
     report.bars = [*_bars(found), *_matrix_bars(found.matrix), _slowest(cpu)]
@@ -83,12 +87,14 @@ def _generated(seed: int) -> Path:
 
 
 def _cpu_s_per_hour(trace: Path, fleet: Path, limit: int, seed: int) -> dict[str, float]:
-    """Of every strategy once more: seconds of CPU for an hour that is simulated."""
+    """Of every strategy and variant of ours, once more: seconds of CPU for a simulated hour."""
     described = load_fleet(parse_document(fleet.read_bytes()))
     requests = draw(described, read_lines(trace, described, limit), seeded_random(seed))
     hours = (requests[-1].arrival_us - requests[0].arrival_us) / 3.6e9
     found = {}
-    for strategy in strategies(described, requests, lambda _message: None):
+    listed = strategies(described, requests, lambda _message: None)
+    listed += variants(described.profile, described.slo_ttft_us, "")
+    for strategy in listed:
         began = time.process_time()
         Simulator(described, strategy).run(requests)
         found[strategy.name] = (time.process_time() - began) / hours

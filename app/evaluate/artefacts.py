@@ -14,24 +14,24 @@ from app.evaluate.tables import NOTE, ablations, matrix_table, recoveries, table
 
 # Of each strategy so many requests are written, the first ones.
 MAX_REQUEST_ROWS: Final = 10_000
-_NO_LETTERS: Final = re.compile(r"[^a-z0-9]+")
+_NO_LETTERS: Final = re.compile(r"[^A-Za-z0-9]+")
 
 
 def write(directory: Path, found: Evaluation) -> list[Path]:
     """`config.json`, a `.jsonl` of each part, `requests/` with one of each strategy, `table.md` and
-    `report.html`, which comes last. Raises OSError.
+    `report.html`, which comes last; always the same files, empty ones of what was not asked for.
+    Raises OSError.
     """
     contents = {"config.json": json.dumps(found.config, indent=2, sort_keys=True) + "\n"}
     contents["strategies.jsonl"] = _lines(row(one) for one in found.measures)
     contents["calibration.jsonl"] = _lines(
         one._asdict() | {"evidence": "simulated"} for one in found.recovered
     )
-    if found.ablated:
-        contents["ablations.jsonl"] = _lines(row(one) for one in found.ablated)
-    if found.matrix:
-        contents["matrix.jsonl"] = _lines(line for one in found.matrix for line in rows(one))
+    contents["ablations.jsonl"] = _lines(row(one) for one in found.ablated)
+    contents["matrix.jsonl"] = _lines(line for one in found.matrix for line in rows(one))
     for measures, jobs in found.results:
-        name = _NO_LETTERS.sub("-", measures.strategy.lower()).strip("-")
+        # Without its knobs: in a folder that is written to again no file is left of the last time.
+        name = _NO_LETTERS.sub("-", measures.strategy.partition(" (")[0])
         contents[f"requests/{name}.jsonl"] = _lines(_requests(jobs))
     contents["table.md"] = "\n\n".join(_told(found)) + "\n"
     contents["report.html"] = page(found)

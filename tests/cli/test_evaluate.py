@@ -48,7 +48,7 @@ def test_the_same_arguments_leave_the_same_files(trace: Path, tmp_path: Path) ->
         "ablations.jsonl", "calibration.jsonl", "config.json", "matrix.jsonl", "report.html",
         "strategies.jsonl", "table.md",
     ]  # fmt: skip
-    assert {"requests/nexuskv.jsonl", "requests/oracle.jsonl"} <= set(files)
+    assert {"requests/NexusKV.jsonl", "requests/block-weights.jsonl"} <= set(files)
     for file in files:
         assert (tmp_path / "one" / file).read_bytes() == (tmp_path / "two" / file).read_bytes()
         if file.endswith(".jsonl"):
