@@ -5,7 +5,7 @@ plan. What does not say enough says nothing.
 """
 
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from app.calibration.parts import PREFILL, PartKey, link_basis, link_part, path_part
 from app.contract.enums import TierKind
@@ -14,6 +14,10 @@ from app.planner.links import Link, Links
 from app.planner.profile import Profile
 
 Base = Callable[[str, str], Profile]
+# What is smaller takes its time for other things than bandwidth and arithmetic: one factor for the
+# whole of it would make large ones absurd.
+LEAST_BYTES: Final = 4 * 1024 * 1024
+LEAST_TOKENS: Final = 64
 
 
 class Happened(NamedTuple):
@@ -57,6 +61,8 @@ def _of_transfer(happened: Happened, base: Base, links: Links) -> Iterator[Obser
     inputs, moved = happened.inputs, happened.bytes_transferred
     assert moved is not None
     assert happened.transfer_us is not None
+    if moved < LEAST_BYTES:
+        return
     situation = inputs["situation"]
     source, target = node_of(situation["locator"]) or "", situation["target_residency"]
     way = _Way(TierKind(situation["tier"]), source, target, inputs.get("link"))
@@ -108,13 +114,14 @@ def _of_plan(happened: Happened, base: Base, links: Links) -> Iterator[Observati
         computed = profile.prefill.recompute_us(tokens, context) * slowdown
         key = PartKey(*target_of, PREFILL)
         predicted = profile.prefill.schedule_us + computed
-        yield Observation(key, profile.version, predicted, prefill_us)
+        if tokens >= LEAST_TOKENS:
+            yield Observation(key, profile.version, predicted, prefill_us)
     transfer_us = _time(detail.get("transfer_us"))
-    if transfer_us is not None and chosen["source"] is not None and chosen["moved_bytes"]:
+    moved = happened.bytes_transferred or chosen["moved_bytes"]
+    if transfer_us is not None and chosen["source"] is not None and moved >= LEAST_BYTES:
         source = chosen["source"]
         used = happened.inputs.get("link")
         way = _Way(TierKind(source["tier"]), source["node"], chosen["residency"], used)
-        moved = happened.bytes_transferred or chosen["moved_bytes"]
         yield _moving(target_of, (base, links), way, (moved, transfer_us))
 
 

@@ -157,6 +157,12 @@ def make_query(case: Case) -> None:
         for query in case.body["queries"]:
             if query.get("extra_keys"):
                 query["extra_keys"] = with_small_integers(query["extra_keys"])
+    if path == "/v1/plans" and isinstance(case.body, dict):
+        # Either a query of tokens or an earlier match; targets once; objectives within deadlines.
+        query = case.body.get("query") or {"tenant": "default", "model": model}
+        plain = {"tokens": [1, 2, 3], "tokens_b64": None, "hashes": None, "extra_keys": None}
+        case.body |= {"query": query | plain, "match": None, "policy": None, "slo_ttft_us": None}
+        case.body["targets"] = case.body["targets"][:1]
     if path.startswith("/indexer/query") and isinstance(case.body, dict):
         # What nobody registered is 404, and other tenants are as well.
         named = "model_name" if case.body.get("model_name") is not None else "model"

@@ -217,6 +217,7 @@ def test_a_transfer_teaches_its_path_or_its_link() -> None:
     "changes",
     [
         {"transfer_us": None}, {"transfer_us": 0}, {"bytes_transferred": 0},
+        {"bytes_transferred": 4 * 1024 * 1024 - 1},
         {"inputs": {}}, {"inputs": {"situation": None}}, {"kind": "plan"},
         {"inputs": {"situation": {"tier": "moon", "locator": "", "target_residency": ""}}},
         {"kind": "plan", "estimate": {"source": 3, "terms": 7}, "detail": {"prefill_us": 5}},
