@@ -127,7 +127,12 @@ def _add_links(paths: dict[str, Any]) -> None:
             for name, method in (("GetState", "get"), ("DeleteState", "delete"))
         }
     one, report = "/v1/decisions/{decision_id}", "/v1/decisions/{decision_id}/outcome"
-    operations = {"GetDecision": paths[one]["get"], "ReportOutcome": paths[report]["post"]}
+    again = "/v1/decisions/{decision_id}/rerun"
+    operations = {
+        "GetDecision": paths[one]["get"],
+        "ReportOutcome": paths[report]["post"],
+        "RerunDecision": paths[again]["get"],
+    }
     paths["/v1/decisions"]["get"]["responses"]["200"]["links"] = {
         name: {
             "operationId": operation["operationId"],

@@ -1,6 +1,7 @@
 """What JSON Schema cannot say about this API, said to schemathesis."""
 
 import itertools
+import os
 from typing import Any
 
 import msgspec
@@ -100,6 +101,8 @@ def make_reachable(case: Case) -> None:
         # An id stands for one transfer: most are to be the first of theirs.
         transfer_id = f"{case.body['transfer_id'][:100]}-{next(_numbers)}"
         case.body |= KNOWN_STATE | {"transfer_id": transfer_id}
+    elif case.operation.label == "POST /v1/prefetches":
+        case.body |= KNOWN_STATE | {"prefetch_id": f"ahead-{next(_numbers)}"}
     elif case.operation.label.endswith("/v1/transfers/{transfer_id}"):
         case.path_parameters["transfer_id"] = KNOWN_TRANSFER
         case.query["tenant"] = KNOWN_STATE["tenant"]
@@ -133,6 +136,12 @@ def make_history(case: Case) -> None:
         case.query.pop("to", None)
     if label == "GET /v1/decisions/stream":
         case.headers.pop("Last-Event-ID", None)
+    if label == "GET /v1/decisions/{decision_id}/rerun":
+        case.path_parameters["decision_id"] = os.environ["NEXUSKV_TEST_LOOKUP"]
+        # Versions of policies come and go while this runs.
+        case.query.pop("policy", None)
+    if label == "GET /v1/plans/{decision_id}":
+        case.path_parameters["decision_id"] = os.environ["NEXUSKV_TEST_PLAN"]
     if label.startswith("POST /v1/decisions/"):
         for report in case.body.get("reports", [case.body]):
             report["detail"] = {"seen": len(report.get("detail", {}))}

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.fixtures.service import ServiceProcess
+from tests.fixtures.service import ServiceProcess, decisions_of
 from tests.fixtures.wire import (
     FORGETTABLE,
     FORGETTABLE_RANKS,
@@ -18,6 +18,7 @@ from tests.fixtures.wire import (
     KNOWN_TRANSFER,
     KNOWN_WORKER,
     heartbeat_body,
+    lookup,
     register,
     registration,
 )
@@ -31,7 +32,7 @@ CHECKED_CASES_AT_LEAST = 500
 @pytest.mark.timeout(DEADLINE_S + 30)
 def test_the_whole_api(own_service: ServiceProcess, tmp_path: Path) -> None:
     """On a service of its own: it activates policies that nobody else should meet."""
-    make_what_is_known(own_service)
+    made = make_what_is_known(own_service)
     report_path = tmp_path / "report.json"
     run = subprocess.run(
         [
@@ -46,6 +47,8 @@ def test_the_whole_api(own_service: ServiceProcess, tmp_path: Path) -> None:
         env=os.environ
         | {
             "NEXUSKV_TEST_KEY": own_service.admin_key,
+            "NEXUSKV_TEST_LOOKUP": made["lookup"],
+            "NEXUSKV_TEST_PLAN": made["plan"],
             "SCHEMATHESIS_HOOKS": "tests.api.schemathesis_hooks",
             "PYTHONPATH": str(ROOT),
         },
@@ -63,7 +66,8 @@ def test_the_whole_api(own_service: ServiceProcess, tmp_path: Path) -> None:
     assert "unhandled_error" not in own_service.log()
 
 
-def make_what_is_known(service: ServiceProcess) -> None:
+def make_what_is_known(service: ServiceProcess) -> dict[str, str]:
+    """What operations need; the ids of a decision of each of these kinds."""
     transfer = KNOWN_STATE | {
         "transfer_id": KNOWN_TRANSFER,
         "action": "store",
@@ -77,6 +81,14 @@ def make_what_is_known(service: ServiceProcess) -> None:
         for rank in range(FORGETTABLE_RANKS):
             engine = KNOWN_ENGINE | {"instance_id": FORGETTABLE, "dp_rank": rank}
             client.post("/v1/engines", json=engine).raise_for_status()
+        lookup(client, KNOWN_STATE["tenant"]).raise_for_status()
+        query = {"tenant": KNOWN_STATE["tenant"], "model": "known-model", "tokens": [1, 2, 3]}
+        plan = {"query": query, "targets": [{"engine_id": "known-engine"}]}
+        client.post("/v1/plans", json=plan).raise_for_status()
+        return {
+            kind: decisions_of(client, 1, kind=kind)[0]["decision_id"]
+            for kind in ("lookup", "plan")
+        }
 
 
 def assert_every_operation_was_reached(service: ServiceProcess, report: dict[str, Any]) -> None:
