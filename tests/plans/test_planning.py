@@ -1,5 +1,6 @@
 """Plans of the application in the test's loop: time, dry runs, exploring, crowds, no database."""
 
+import asyncio
 from collections import Counter
 from collections.abc import AsyncIterator
 from typing import Any
@@ -111,6 +112,18 @@ async def test_a_link_is_free_again_once_its_transfer_should_be_over(
     await fleet.send("PUT", "/v1/topology", again)
     assert reasons(await fleet.plan(idle("n0"))) == {"link_busy": 1}
     standing.at_us += first["chosen"]["transfer_us"]
+    assert (await fleet.plan(idle("n0")))["action"] == "transfer"
+
+
+async def test_plans_at_once_reserve_no_more_than_a_link_takes(
+    process: InProcess, standing: Standing
+) -> None:
+    fleet = await Fleet(process).made(most=1)
+    plans = await asyncio.gather(*(fleet.plan(idle("n0")) for _ in range(24)))
+    assert Counter(plan["action"] for plan in plans) == {"transfer": 1, "recompute": 23}
+    assert sum(reasons(plan) == {"link_busy": 1} for plan in plans) == 23
+    assert len({plan["decision_id"] for plan in plans}) == 24
+    standing.at_us += max(plan["chosen"]["transfer_us"] or 0 for plan in plans)
     assert (await fleet.plan(idle("n0")))["action"] == "transfer"
 
 
