@@ -207,6 +207,7 @@ class Services:
             policies=self.policy_provider,
             costs=self.costs,
             topologies=self.topology,
+            engines=self.engines,
             clock=self.clock,
             ids=self.ids,
         )

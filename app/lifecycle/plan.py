@@ -21,7 +21,8 @@ from app.decisions.record import (
 )
 from app.engines.answers import Match
 from app.engines.matching import EngineMatcher
-from app.engines.registration import EngineKey
+from app.engines.registration import EngineKey, EngineSpec
+from app.engines.service import KnownEngine
 from app.engines.slices import Slices
 from app.engines.views import ViewState
 from app.errors import ErrorCode, NexusError
@@ -65,6 +66,13 @@ class Topologies(Protocol):
     def current(self) -> Topology: ...
 
 
+class Registrations(Protocol):
+    """Every engine that is registered, whoever may see it."""
+
+    def get(self, key: EngineKey) -> KnownEngine | None:
+        """None where nothing is registered under the key; may raise INDEX_AWAY."""
+
+
 @dataclass(frozen=True, slots=True)
 class Planned:
     """A plan that was made. `decision_id` is None for a dry run, which is not recorded.
@@ -95,6 +103,7 @@ class Planning:
         policies: Policies,
         costs: PlanCosts,
         topologies: Topologies,
+        engines: Registrations,
         clock: Clock,
         ids: IdSource,
     ) -> None:
@@ -105,6 +114,7 @@ class Planning:
         self._policies = policies
         self._costs = costs
         self._topologies = topologies
+        self._engines = engines
         self._clock = clock
         self._ids = ids
         self._sizes = Sizes()
@@ -178,6 +188,7 @@ class Planning:
             query,
             active.policy,
             self._matcher.engines(query.wanted),
+            registered=self._registered,
             costs=self._costs,
             topology=topology,
             directory=self._directory,
@@ -191,6 +202,15 @@ class Planning:
             self._states(query),
             self.reservations.links(self._costs.links(topology.links)),
         )
+
+    def _registered(self, key: EngineKey) -> EngineSpec | None:
+        try:
+            found = self._engines.get(key)
+        except NexusError as error:
+            if error.code is not ErrorCode.INDEX_AWAY:
+                raise
+            return None
+        return None if found is None else found.spec
 
     def _states(self, query: PlanQuery) -> list[Candidate]:
         """Registered states that match; of those that matched before, those that are still there,

@@ -12,7 +12,7 @@ from app.contract.enums import DeviceClass, MatchClassification, TierKind
 from app.contract.rules import ReuseRule
 from app.engines.plans import Seen
 from app.engines.reach import Tier
-from app.engines.registration import EngineKey
+from app.engines.registration import EngineKey, EngineSpec
 from app.index.matcher import Candidate
 from app.lifecycle.placing import Directory
 from app.lifecycle.plan_query import AskedTarget, EngineHolding, PlanQuery
@@ -78,6 +78,7 @@ class Asking:
         policy: ExecutionPolicy,
         seen: Mapping[EngineKey, Seen],
         *,
+        registered: Callable[[EngineKey], EngineSpec | None],
         costs: Costs,
         topology: Topology,
         directory: Directory,
@@ -88,6 +89,7 @@ class Asking:
         self._query = query
         self._policy = policy
         self._seen = seen
+        self._registered = registered
         self._costs = costs
         self._topology = topology
         self._directory = directory
@@ -140,7 +142,10 @@ class Asking:
     def _target(self, asked: AskedTarget, near: EngineHolding | None) -> Target:
         name, seen = _shown(asked.key), self._seen.get(asked.key)
         excluded, local = None, 0
-        if seen is None:
+        if seen is None and self._runs_another(asked.key):
+            excluded = PlanExclusion.INCOMPATIBLE
+            self._notes.append(Note(name, "it runs another model, revision or layout"))
+        elif seen is None:
             self._notes.append(Note(name, "engine not registered: nothing is known of its cache"))
         elif asked.generation is not None and asked.generation < seen.view.epoch:
             excluded = PlanExclusion.UNKNOWN_GENERATION
@@ -168,6 +173,18 @@ class Asking:
             excluded,
         )
 
+    def _runs_another(self, key: EngineKey) -> bool:
+        """Whether the tenant's engine is registered as something else than is asked for."""
+        spec = self._registered(key)
+        return spec is not None and self._query.wanted.tenant in spec.tenants
+
+    def _is_of_others(self, key: EngineKey) -> bool:
+        """Of such an engine nothing is told, nor that it is there."""
+        if key in self._seen:
+            return False
+        spec = self._registered(key)
+        return spec is not None and self._query.wanted.tenant not in spec.tenants
+
     def _is_ahead(self, asked: AskedTarget) -> bool:
         seen = self._seen.get(asked.key)
         return seen is not None and (asked.generation or 0) > seen.view.epoch
@@ -176,7 +193,9 @@ class Asking:
         """Where an engine is; one of which nobody says is a node of its own."""
         seen = self._seen.get(key)
         registered = None if seen is None else seen.view.spec.node
-        told = self._topology.engine_nodes.get(key.instance_id)
+        told = None
+        if residency is None and not self._is_of_others(key):
+            told = self._topology.engine_nodes.get(key.instance_id)
         return residency or told or registered or key.instance_id
 
     # ---- sources
@@ -224,6 +243,8 @@ class Asking:
     def _hardware(self, key: EngineKey, told: str | None) -> str:
         if told is not None:
             return told
+        if self._is_of_others(key):
+            return ""
         engine = self._topology.engines.get(key.instance_id)
         return (engine.hardware if engine is not None else None) or ""
 

@@ -259,7 +259,7 @@ class Prefetching:
     def _ended(self, task: "asyncio.Task[Moved]", taken: Taken | None) -> None:
         self._running.discard(task)
         if taken is not None:
-            self.budgets.give_back(taken)
+            self.budgets.give_back(taken, brought=_brought(task))
         if not task.cancelled() and (error := task.exception()) is not None:
             # Told to whoever waits; where nobody does, it is only noted.
             _log.info("prefetch_ended", cause=repr(error))
@@ -270,6 +270,12 @@ class _Judged:
     case: PrefetchCase
     budget: PrefetchBudget
     verdict: PrefetchVerdict
+
+
+def _brought(task: "asyncio.Task[Moved]") -> bool:
+    if task.cancelled() or task.exception() is not None:
+        return False
+    return task.result().transfer.status is TransferStatus.COMPLETED
 
 
 _STATUSES: Final = {

@@ -5,7 +5,7 @@ until it should be used, for then it is cached state like any other.
 """
 
 from collections import Counter
-from heapq import heappop, heappush
+from heapq import heapify, heappop, heappush
 from typing import Final, NamedTuple
 
 from app.clock import Clock
@@ -18,6 +18,8 @@ from app.topology.topology_provider import Topology
 MAX_RUNNING: Final = 1_024
 # Of copies that wait for their use.
 MAX_HELD: Final = 65_536
+# Places that were left wait for their time, until they are more than the others and these.
+_FEW: Final = 64
 
 
 class Taken(NamedTuple):
@@ -27,6 +29,7 @@ class Taken(NamedTuple):
     place: tuple[str, TierKind]
     moved_bytes: int
     bytes_per_us: float
+    number: int
 
 
 class PrefetchBudgets:
@@ -38,7 +41,9 @@ class PrefetchBudgets:
         self._rates: dict[str, float] = {}
         self._writing: Counter[tuple[str, TierKind]] = Counter()
         self._held: Counter[tuple[str, TierKind]] = Counter()
-        self._until: list[tuple[int, int, tuple[str, TierKind], int]] = []
+        # By number what holds a place in a tier, and when each should have been used.
+        self._copies: dict[int, tuple[tuple[str, TierKind], int]] = {}
+        self._until: list[tuple[int, int]] = []
         self._numbers = 0
         self.running = 0
 
@@ -67,23 +72,29 @@ class PrefetchBudgets:
 
     def take(self, tenant: str, place: tuple[str, TierKind], case: PrefetchCase) -> Taken:
         """Raises OVERLOADED where as many run as there may."""
-        if self.running >= MAX_RUNNING or len(self._until) >= MAX_HELD:
+        if self.running >= MAX_RUNNING or len(self._copies) >= MAX_HELD:
             raise NexusError(
                 ErrorCode.OVERLOADED, f"{self.running} prefetches run here; try again later"
             )
-        taken = Taken(tenant, place, case.moved_bytes, bytes_per_us(case))
+        self._numbers += 1
+        taken = Taken(tenant, place, case.moved_bytes, bytes_per_us(case), self._numbers)
         self.running += 1
         self._bytes[tenant] += taken.moved_bytes
         self._rates[tenant] = self._rates.get(tenant, 0.0) + taken.bytes_per_us
         self._writing[place] += 1
         self._held[place] += taken.moved_bytes
-        self._numbers += 1
+        self._copies[taken.number] = (place, taken.moved_bytes)
         until_us = self._clock.monotonic_us() + round(case.use_within_us)
-        heappush(self._until, (until_us, self._numbers, place, taken.moved_bytes))
+        heappush(self._until, (until_us, taken.number))
         return taken
 
-    def give_back(self, taken: Taken) -> None:
-        """It has ended; its place in the tier stays taken until it should be used."""
+    def give_back(self, taken: Taken, *, brought: bool) -> None:
+        """It has ended; what it brought keeps its place in the tier until it should be used."""
+        if not brought:
+            self._leave(taken.number)
+            if len(self._until) > 2 * len(self._copies) + _FEW:
+                self._until = [one for one in self._until if one[1] in self._copies]
+                heapify(self._until)
         self.running -= 1
         self._bytes[taken.tenant] -= taken.moved_bytes
         self._writing[taken.place] -= 1
@@ -95,5 +106,9 @@ class PrefetchBudgets:
     def _expire(self) -> None:
         now_us = self._clock.monotonic_us()
         while self._until and self._until[0][0] <= now_us:
-            _, _, place, moved_bytes = heappop(self._until)
+            self._leave(heappop(self._until)[1])
+
+    def _leave(self, number: int) -> None:
+        place, moved_bytes = self._copies.pop(number, (None, 0))
+        if place is not None:
             self._held[place] -= moved_bytes

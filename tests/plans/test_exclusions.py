@@ -168,3 +168,40 @@ def test_a_target_that_is_over_is_no_target(fleet: PlanFleet) -> None:
     ahead = fleet.plan(fleet.target(fleet.warm, generation=7))
     assert ahead["chosen"]["reused_tokens"] == 0
     assert "not heard of" in ahead["notes"][0]["note"]
+
+
+@pytest.mark.parametrize(
+    ("registered", "asked"),
+    [({"model": "another"}, {}), ({"revision": "r2"}, {"revision": ""}),
+     ({"layout": "tp2"}, {"layout": ""})],
+)  # fmt: skip
+def test_an_engine_that_runs_something_else_is_no_target(
+    fleet: PlanFleet, registered: dict[str, str], asked: dict[str, str]
+) -> None:
+    """Whatever its caller says that it is."""
+    other = f"other-{fleet.tenant}"
+    fleet.tell(other, told(prompt(1, seed=6)), **registered)
+    target = fleet.target(other, block_tokens=4, parallel_layout="")
+    refused = fleet.ask(target, query=asked)
+    assert (refused.status_code, refused.json()["code"]) == (409, "no_usable_target")
+    assert "another model, revision or layout" in refused.json()["detail"]
+    plan = fleet.plan(target, fleet.target(fleet.cold), query=asked)
+    assert plan["chosen"]["engine_id"] == fleet.cold
+    assert reasons(plan)["incompatible"] >= 1
+
+
+def test_of_an_engine_of_others_nothing_is_told(fleet: PlanFleet) -> None:
+    other = f"other-{fleet.tenant}"
+    fleet.tell(other, told(prompt(1, seed=6)), tenants=["somebody-else"])
+    topology = {
+        "schema_version": "nexuskv.topology.v1", "nodes": [{"name": "secret"}], "links": [],
+        "engines": [{"engine_id": other, "node": "secret", "hardware": "hidden"}],
+    }  # fmt: skip
+    fleet.client.put("/v1/topology", json=topology).raise_for_status()
+    theirs = fleet.ask(fleet.target(other))
+    nobodys = fleet.ask(fleet.target("nobodys"))
+    assert theirs.status_code == nobodys.status_code == 200
+    assert theirs.json()["chosen"]["residency"] == other
+    assert "secret" not in theirs.text
+    assert "hidden" not in theirs.text
+    assert theirs.json()["notes"][0]["note"] == nobodys.json()["notes"][0]["note"]

@@ -132,6 +132,29 @@ def test_a_tier_takes_as_much_and_as_many_as_it_is_said_to(
     assert prefetches.done()["status"] == "completed"
 
 
+def test_what_did_not_come_takes_nothing_of_a_tier(
+    prefetches: Prefetches, operator: Operator
+) -> None:
+    operator.switch(second_version(max_tier_share=1))
+    asked = {"target_worker": "no-such-worker", "use_within_us": 10**9}
+    size = prefetches.done("asked", **asked | {"use_probability": 1e-9})["figures"]["moved_bytes"]
+    node = {"capacity_bytes": size, "max_in_flight": 0, "node": "no-such-worker"}
+    topology(prefetches.client, **node)
+    for number in range(3):
+        found = prefetches.done(f"ahead-{number}", **asked)
+        assert (found["status"], found["refusal"]) == ("fell_back", None)
+    # What did come has its place until it should be used.
+    topology(prefetches.client, **node | {"node": "node-b"})
+    asked["target_worker"] = "node-b"
+    numbers = count()
+    until(
+        lambda: prefetches.done(f"came-{next(numbers)}", **asked)["status"] == "completed",
+        "what came before should have been used by now",
+    )
+    assert prefetches.done("more", **asked)["refusal"] == "budget_tier_share"
+    topology(prefetches.client, **node | {"node": "node-b", "capacity_bytes": 100 * size})
+
+
 @pytest.fixture
 def slow(fleet: Fleet) -> Iterator[ScriptedTarget]:
     """A target that takes an order and says nothing more."""
@@ -218,11 +241,13 @@ def test_what_is_not_there_and_who_may_not(prefetches: Prefetches) -> None:
     assert (answer.status_code, answer.json()["code"]) == (403, "tenant_forbidden")
 
 
-def topology(client: httpx.Client, *, capacity_bytes: int, max_in_flight: int) -> None:
+def topology(
+    client: httpx.Client, *, capacity_bytes: int, max_in_flight: int, node: str = "node-b"
+) -> None:
     document = {
         "schema_version": "nexuskv.topology.v1",
-        "nodes": [{"name": "node-b"}], "engines": [], "links": [],
-        "tiers": [{"node": "node-b", "tier": "host_dram", "capacity_bytes": capacity_bytes,
+        "nodes": [{"name": node}], "engines": [], "links": [],
+        "tiers": [{"node": node, "tier": "host_dram", "capacity_bytes": capacity_bytes,
                    "max_in_flight": max_in_flight}],
     }  # fmt: skip
     client.put("/v1/topology", json=document).raise_for_status()
